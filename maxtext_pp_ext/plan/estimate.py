@@ -6,6 +6,7 @@ It adds up matrix products, attention, elementwise work, sums of gradients and t
 others, and the transfers for which compute waits. All is of one device and step.
 """
 
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 from typing import Any
@@ -203,7 +204,9 @@ def estimate(
   # Whether MaxText's own loop or a window computes all of a layer's gradients at once.
   at_once, backward = own_loop or keeps_gathered and microbatches == 1, pipeline * (1 - 1 / parts)
   behind = (0.0 if costs.transfers[Sent.WEIGHTS].over_network else backward) if at_once else None
-  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy), room=room, behind=behind)
+  waits, beside = _transfers(
+      chip, its_slice, work, costs, slower=_slower(its_slice, work, gather_policy), room=room, behind=behind
+  )
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   # Weights and moments are taken to have 32 bits.
   others = {
@@ -297,17 +300,22 @@ def _has_large_vmem(work: Work) -> bool:
 
 
 def _transfers(
-    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float, room: float, behind: float | None
+    chip: chips.Chip,
+    its_slice: Slice,
+    work: Work,
+    costs: Costs,
+    slower: Mapping[Sent, float],  # how many times as long as their bytes say
+    room: float,
+    behind: float | None,
 ) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
-  What two devices gather or reduce they permute, and permutations overlap with compute. Gradients take `slower` times as
-  long as their bytes say. A collective matmul's transfers are not among these. Activations have `room` seconds of compute
-  to overlap with, and so has what is sent outside of the pipeline. Sums over slices have `behind` seconds of backward, if
-  MaxText's own loop or a window computes it; those of weights that slices share wait.
+  What two devices gather or reduce they permute, and permutations overlap with compute. A collective matmul's transfers
+  are not among these. Activations, and what is sent outside of the pipeline, have `room` seconds of compute to overlap
+  with. Sums over slices have `behind` seconds of backward, if MaxText's own loop or a window computes it; others wait.
   """
   rates = {
-      "links": _gather_rate(chip, its_slice, work),
+      "links": _links(its_slice, work.sizes, its_slice.links_of) * _link(chip),
       "links to the next stage": _link(chip),  # one way over one of them
       "network": chip.network_measured or chip.network,
   }
@@ -318,7 +326,7 @@ def _transfers(
     if what in (Sent.DISPATCH, Sent.WITHIN_LAYERS):  # the layers wait for these
       continue
     moves, gathers = what == Sent.ACTIVATIONS, what == Sent.WEIGHTS
-    within = max(sent - between - of_matmuls.get(what, 0.0), 0.0) * (slower if what == Sent.GRADIENTS else 1)
+    within = max(sent - between - of_matmuls.get(what, 0.0), 0.0) * slower.get(what, 1.0)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
       ahead = gathers and lane == "links" and chip.gathers_beside_compute
@@ -333,27 +341,30 @@ def _transfers(
   return waits, beside
 
 
-def _slower(work: Work, gather_policy: GatherPolicy | None) -> float:
-  """How many times as long as their bytes say gradients take, of which some are scattered over all devices.
+def _slower(its_slice: Slice, work: Work, gather_policy: GatherPolicy | None) -> dict[Sent, float]:
+  """How many times as long as their bytes say weights and gradients take, of which some go in steps.
 
-  A window scatters these in two steps, each of which is taken to use the links of half of the torus axes. Where weights
-  are gathered in each iteration, gradients that no kernel computes are taken to go by an all-reduce, as XLA reduces most
-  of them without a pipeline. The bytes have all other all-reduces.
+  The engine gathers on SparseCores along one axis of the torus after another. A window scatters in two steps what all
+  devices share, over half of the axes each. Where weights are gathered in each iteration, gradients that no kernel
+  computes are taken to go by an all-reduce, as XLA reduces most of them. The bytes have all other all-reduces.
   """
   if gather_policy is None:
-    return 1.0
-  if gather_policy.keeps_gathered:
-    return 1 + work.sizes.in_steps
-  return (1 + work.sizes.in_steps) / (1 + work.sizes.in_steps_of_kernels)
+    return {}
+  sizes = work.sizes
+  if not gather_policy.keeps_gathered:
+    return {Sent.GRADIENTS: (1 + sizes.in_steps) / (1 + sizes.in_steps_of_kernels)}
+  in_two_steps = its_slice.links_of(its_slice.devices) / its_slice.links_in_two_steps
+  slower = {Sent.GRADIENTS: 1 + sizes.in_steps * (in_two_steps - 1)}
+  if work.on_sparsecores and (links := _links(its_slice, sizes, its_slice.links_of)) < math.inf:
+    slower[Sent.WEIGHTS] = links / _links(its_slice, sizes, its_slice.links_in_steps)
+  return slower
 
 
-def _gather_rate(chip: chips.Chip, its_slice: Slice, work: Work) -> float:
-  """Bytes per second of gathers: over the links of the torus axes that their groups span."""
-  if not work.sizes.groups:
-    return sum(its_slice.links) * _link(chip)
-  takes = sum(share / its_slice.links_of(devices) for share, devices in work.sizes.groups)
-  within = sum(share for share, _ in work.sizes.groups)
-  return within / takes * _link(chip) if takes else math.inf
+def _links(its_slice: Slice, sizes: Sizes, links_of: Callable[[int], float]) -> float:
+  """Over how many links a device gathers weights, on average over their groups."""
+  groups = sizes.groups or [(1.0, its_slice.devices)]
+  takes = sum(share / links_of(devices) for share, devices in groups)
+  return sum(share for share, _ in groups) / takes if takes else math.inf
 
 
 def _within_layers(chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, schedule: CircularSchedule) -> float:

@@ -71,6 +71,31 @@ def test_a_group_gathers_over_the_links_of_the_axes_that_it_spans_or_a_share_by_
   assert topology.slice_of(kind, devices).links_of(group) == pytest.approx(links)
 
 
+@pytest.mark.parametrize(
+    "kind, devices, group, links",
+    [
+        ("v5p", 256, 256, 2),  # 4 × 8 × 8: rings
+        ("v5p", 32, 32, 1),  # 2 × 4 × 4: lines
+        ("v6e", 128, 128, 127 / (7 + 8 * 15 / 2)),  # over 8 chips in a line, then over a ring of 16
+        ("v6e", 128, 16, 2),
+        ("v6e", 32, 32, 2),  # 4 × 8: along one ring
+        ("v6e", 64, 64, 1),
+        ("tpu7x", 128, 2, math.inf),
+        ("v6e", 128, 32, 2),
+    ],
+)
+def test_in_steps_a_group_gathers_over_the_links_of_one_axis_at_a_time(kind, devices, group, links):
+  assert topology.slice_of(kind, devices).links_in_steps(group) == pytest.approx(links)
+
+
+@pytest.mark.parametrize(
+    "kind, devices, links",
+    [("v6e", 128, 127 / (15 / 2 + 16 * 7)), ("v6e", 64, 1), ("v6e", 256, 2), ("v5p", 256, 3), ("v6e", 4, 1)],
+)
+def test_in_two_steps_all_devices_scatter_over_half_of_the_axes_the_major_one_first(kind, devices, links):
+  assert topology.slice_of(kind, devices).links_in_two_steps == pytest.approx(links)
+
+
 def test_arithmetic_imports_neither_jax_nor_what_reads_configs():
   modules = "maxtext_pp_ext.hardware.chips, maxtext_pp_ext.plan.estimate, maxtext_pp_ext.compiled.projection.timeline"
   code = f"import sys, {modules}; print([name for name in ('jax', 'pydantic', 'maxtext') if name in sys.modules])"

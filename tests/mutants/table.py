@@ -42,6 +42,7 @@ SUMS = (
     "tests/engine/transfers/test_transfer.py::"
     "test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_come_in[{}-over_slices{}-partial_axes{}-4-False]"
 )
+RINGS = "tests/engine/transfers/test_torus.py::test_along_a_line_and_a_ring_most_of_a_weight_is_sent_along_the_ring[0-1]"
 FINISHED = "tests/engine/test_sums.py::test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits[window]"
 TILES = "tests/engine/test_partial.py::test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch"
 PRECISION = "tests/engine/test_precision.py"
@@ -477,10 +478,18 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "steps-in-another-order",
             "shards that are gathered step by step come in another order",
-            "engine/transfers/transfer.py",
-            "return steps[::-1] if len(steps) > 1 else [(axes, None)]",
-            "return steps if len(steps) > 1 else [(axes, None)]",
+            "engine/transfers/collectives.py",
+            "for each in reversed(groups(sizes)):",
+            "for each in groups(sizes):",
             "tests/engine/transfers/test_torus.py::test_a_repeat_gathered_in_steps_is_the_repeat",
+        ),
+        Mutant(
+            "ring-before-line",
+            "shards that are gathered over a line, then along a ring, come as if the ring were the major one",
+            "engine/transfers/collectives.py",
+            "x = jax.lax.all_gather(x, axis, axis=1, tiled=True, axis_index_groups=along_ring)",
+            "x = jax.lax.all_gather(x, axis, axis=0, tiled=True, axis_index_groups=along_ring)",
+            RINGS,
         ),
     ),
     "gradients of other devices' shards, or of another weight": (

@@ -142,6 +142,26 @@ def _sum_scatter_of_two(x: jax.Array, axes: Any, dim: int) -> jax.Array:
   return own + jax.lax.ppermute(others, axes, _EXCHANGE)
 
 
+def gather_in_steps(x: jax.Array, axis: str, dim: int, sizes: Sequence[int]) -> jax.Array:
+  """`jax.lax.all_gather`, tiled, over one of `torus.Steps` after another."""
+  for each in reversed(groups(sizes)):
+    x = jax.lax.all_gather(x, axis, axis=dim, tiled=True, axis_index_groups=each) if len(each[0]) > 1 else x
+  return x
+
+
+def gather_along_ring_last(x: jax.Array, axis: str, sizes: Sequence[int]) -> jax.Array:
+  """`jax.lax.all_gather`, tiled, of the first dimension over an axis of `torus.rings`: over the line while x is small.
+
+  What a line's devices have does not lie together in the whole: what the ring brings comes in between. In memory the
+  first dimension is the major one, so that these are few pieces. Along another one the whole would be copied afterwards,
+  and so would a gradient before it is scattered along the ring first.
+  """
+  over_line, along_ring = groups(sizes)
+  x = jax.lax.all_gather(x[None], axis, axis=0, tiled=True, axis_index_groups=over_line)
+  x = jax.lax.all_gather(x, axis, axis=1, tiled=True, axis_index_groups=along_ring)
+  return x.reshape(-1, *x.shape[2:])
+
+
 def _is_whole_tiles(x: jax.Array, dim: int, axes: tuple[str, ...], order: Sequence[int]) -> bool:
   """Whether parts along a dimension are whole tiles in memory, where the dimensions are in this order."""
   from_end = x.ndim - list(order).index(dim)

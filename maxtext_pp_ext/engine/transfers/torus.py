@@ -7,6 +7,9 @@ overlapped with compute, if its devices lie along one axis of the torus. On v5p 
 line, whatever the flags. Step by step it sends the same bytes over fewer links at a time, so it takes longer; overlapped
 with compute that costs nothing. Where one ring goes through all chips of a slice, large weights are gathered in one step
 (`Transfer.along_ring`): there it runs on the SparseCores, too, and takes half the time.
+
+The last step of a gather brings nearly all bytes. Of 8 × 16 chips only the axis of 16 is closed to a ring, over which a
+device receives from both sides (`rings`). It comes last, also if it is the minor one.
 """
 
 from collections.abc import Sequence
@@ -17,6 +20,7 @@ from jax.sharding import AbstractMesh, Mesh
 import numpy as np
 
 from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.hardware.torus import closed
 
 # An axis of the mesh -> the sizes of its steps, from major to minor; their product is its size.
 Steps = tuple[tuple[str, tuple[int, ...]], ...]
@@ -31,6 +35,28 @@ def steps_of(mesh: Mesh) -> Steps:
     return ()
   lines = ((axis, _line(mesh, axis)) for axis in mesh.axis_names)
   return tuple((axis, sizes_along(line)) for axis, line in lines if line)
+
+
+def rings(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+  """Returns the axes of the mesh that go along two axes of the torus, of which only that of the minor step is a ring."""
+  if not isinstance(mesh, Mesh):  # an abstract mesh has no devices
+    return ()
+  first = _slice_of(mesh.devices.flat[0])
+  together = _lengths(_places(np.array([each for each in mesh.devices.flat if _slice_of(each) == first], object)))
+  # Of a torus in two dimensions chips have a third coordinate, 0.
+  is_closed = closed([length for length in together if length > 1])
+  ring_of = dict(zip([axis for axis, length in enumerate(together) if length > 1], is_closed, strict=True))
+
+  def is_ring(line: list[tuple[int, ...]], step: int, size: int) -> bool:
+    (axis,) = _changing([line[0], line[step]])
+    return ring_of[axis] and size == together[axis]
+
+  found: list[str] = []
+  for axis, sizes in steps_of(mesh):
+    line = _line(mesh, axis)
+    if len(sizes) == 2 and is_ring(line, 1, sizes[1]) and not is_ring(line, sizes[1], sizes[0]):
+      found.append(axis)
+  return tuple(found)
 
 
 def sizes_along(line: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -56,8 +82,7 @@ def sizes_along(line: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def lengths(mesh: Mesh) -> list[int]:
   """Returns how many chips all devices of the mesh have along each axis of the torus; [] if they are not in one."""
-  places = _places(mesh.devices.ravel()) if isinstance(mesh, Mesh) else []  # an abstract mesh has no devices
-  return [len(set(along)) for along in zip(*places, strict=True)]
+  return _lengths(_places(mesh.devices.ravel())) if isinstance(mesh, Mesh) else []  # an abstract mesh has no devices
 
 
 def chip_of(mesh: Mesh | AbstractMesh) -> chips.Chip | None:
@@ -101,6 +126,11 @@ def _places(devices: np.ndarray) -> list[tuple[int, ...]]:
   in_torus = all(hasattr(each, "coords") for each in devices)
   slices = {_slice_of(each) for each in devices}
   return [tuple(each.coords) for each in devices] if in_torus and len(slices) == 1 else []
+
+
+def _lengths(places: Sequence[tuple[int, ...]]) -> list[int]:
+  """The number of chips along each coordinate."""
+  return [len(set(along)) for along in zip(*places, strict=True)]
 
 
 def _changing(points: Sequence[Sequence[int]] | np.ndarray) -> list[int]:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.transfers.collectives import gather_of_two, sum_scatter
+from maxtext_pp_ext.engine.transfers import collectives
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
-from maxtext_pp_ext.engine.transfers.torus import groups, Steps
+from maxtext_pp_ext.engine.transfers.torus import Steps
 from maxtext_pp_ext.hardware.tiles import OF_16_BITS as TILE
 
 # The share by which all chunks together may exceed the whole, if that makes them easier to copy.
@@ -55,6 +55,7 @@ class Transfer:
   # axes that do not shard it, if one of them goes over slices: its gradient is summed over them once it is scattered
   summed_after: tuple[str, ...] = ()
   steps: Steps = ()  # the steps in which the weight is gathered over some of these axes
+  rings: tuple[str, ...] = ()  # those of these axes that go along a line, and along a ring in the minor step
   along_ring: bool = False  # whether it is gathered in one step all the same, along one ring through all devices
   gathers_beside_compute: bool = False  # whether the TPU compiler overlaps gathers with compute without any flags
   # the dimensions of the shard from major to minor in memory, as the parameter is stored; () for row-major
@@ -136,17 +137,22 @@ class Transfer:
 
   def _gather(self, x: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
     """All devices' parts of a dimension, one after the other."""
-    for axis, each in [(axes, None)] if self.along_ring else self._steps(axes, x.size):
-      if each is None and jax.lax.axis_size(axis) == 2:
-        x = gather_of_two(x, axis, dim)
+    if self.along_ring or not self._takes_steps(axes, x.size):
+      if jax.lax.axis_size(axes) == 2:
+        return collectives.gather_of_two(x, axes, dim)
+      return jax.lax.all_gather(x, axes, axis=dim, tiled=True)
+    sizes = dict(self.steps)
+    for axis in reversed(axes):
+      if axis in self.rings and dim == 0:
+        x = collectives.gather_along_ring_last(x, axis, sizes[axis])
       else:
-        x = jax.lax.all_gather(x, axis, axis=dim, tiled=True, axis_index_groups=each)
+        x = collectives.gather_in_steps(x, axis, dim, sizes[axis])
     return x
 
   @property
   def in_steps(self) -> bool:
     """Whether the weight is gathered in several steps, or could be, but is gathered along one ring."""
-    return any(len(self._steps(axes, math.prod(self.shard) // self.chunks)) > 1 for axes in self.axes)
+    return any(self._takes_steps(axes, math.prod(self.shard) // self.chunks) for axes in self.axes)
 
   @property
   def on_sparsecores(self) -> bool:
@@ -169,15 +175,13 @@ class Transfer:
     known = {axis for axis, _ in self.steps}
     return all(devices <= 2 or known.issuperset(axes) for axes, devices in zip(self.axes, self.devices, strict=True))
 
-  def _steps(self, axes: tuple[str, ...], size: int) -> list[tuple[Any, list[list[int]] | None]]:
-    """(axes, groups of devices) of each step in which parts of this size are gathered over axes of the mesh."""
+  def _takes_steps(self, axes: tuple[str, ...], size: int) -> bool:
+    """Whether parts of this size are gathered over axes of the mesh in several steps."""
     sizes = dict(self.steps)
     known = all(axis in sizes for axis in axes)
     if not known or size * math.prod(math.prod(sizes[axis]) for axis in axes) < _least_in_steps(self.chunks):
-      return [(axes, None)]
-    steps: list[tuple[Any, list[list[int]] | None]]
-    steps = [(axis, each) for axis in axes for each in groups(sizes[axis]) if len(each[0]) > 1]
-    return steps[::-1] if len(steps) > 1 else [(axes, None)]
+      return False
+    return sum(step > 1 for axis in axes for step in sizes[axis]) > 1
 
   def chunk_spec(self, gathered: Sequence[Any]) -> tuple[Any, ...]:
     """The entries of a chunk's PartitionSpec, from those of the gathered weight, [A, B, …]."""
@@ -270,7 +274,7 @@ class Transfer:
     summed = tuple(a for a in axes if a in sum_over)
     if summed == axes:
       over = dict(self.slices)
-      return sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.scatters_in_steps, order=order, slices=over)
+      return collectives.sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.scatters_in_steps, order=order, slices=over)
     x = jax.lax.psum(x, summed) if summed else x
     index = jax.lax.axis_index(axes)
     if not tiled:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.engine.per_stage import Layout
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.transfers.memory_order import as_stored
-from maxtext_pp_ext.engine.transfers.torus import chip_of, lengths, slices_along, Steps
+from maxtext_pp_ext.engine.transfers.torus import chip_of, lengths, rings, slices_along, Steps
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.hardware import torus
 from maxtext_pp_ext.sharding import constrain
@@ -133,6 +133,7 @@ class WeightLayout:
         summed_after=after,
         scatters_in_steps=math.prod(devices) == mesh.size and not is_one_ring,
         steps=self.steps,
+        rings=tuple(axis for axis in rings(mesh) if axis in over),
         gathers_beside_compute=chip is not None and chip.gathers_beside_compute and not slices,
         along_ring=mesh.size in devices and is_one_ring and size >= torus.LEAST_ALONG_RING,
         # an abstract mesh has no devices

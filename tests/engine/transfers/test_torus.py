@@ -140,15 +140,90 @@ def test_the_lengths_of_a_torus_are_those_of_its_devices():
   assert torus.lengths(mesh_of_chips((4, 8), slices=2)) == []
 
 
-def mesh_of_chips(lengths, slices):
-  """A mesh of TPUs that are not there."""
+def mesh_of_chips(lengths, slices, sizes=None, third=(0,)):
+  """A mesh of TPUs that are not there; its axes are "data" and "fsdp" if no sizes are given."""
   chips = np.empty((slices, math.prod(lengths)), object)
   for number in range(slices):
     for k, at in enumerate(itertools.product(*map(range, lengths))):
-      chips[number, k] = types.SimpleNamespace(coords=(*at, 0), slice_index=number)
+      chips[number, k] = types.SimpleNamespace(coords=(*at, *third), slice_index=number)
   mesh = object.__new__(Mesh)
-  object.__setattr__(mesh, "devices", chips)
+  object.__setattr__(mesh, "devices", chips.reshape(sizes or chips.shape))
+  object.__setattr__(mesh, "axis_names", ("data", "fsdp", "tensor")[: mesh.devices.ndim])
   return mesh
+
+
+RING = {
+    "all chips": ((8, 16), 1, None, ("fsdp",)),
+    "on each of two slices": ((8, 16), 2, None, ("fsdp",)),
+    "of a part of the lines": ((8, 16), 1, (4, 32), ("fsdp",)),
+    "of a part of the rings": ((8, 16), 1, (1, 32, 4), ()),  # 8 × 4 chips
+    "one axis each": ((8, 16), 1, (8, 16), ()),
+    "the ring is the major one": ((16, 8), 1, None, ()),
+    "two rings": ((16, 16), 1, None, ()),
+    "no ring": ((4, 8), 1, None, ()),
+}
+
+
+@pytest.mark.parametrize("chips, slices, sizes, found", RING.values(), ids=RING.keys())
+def test_an_axis_along_a_line_and_a_ring_is_found_where_the_ring_is_minor(chips, slices, sizes, found):
+  assert torus.rings(mesh_of_chips(chips, slices, sizes)) == found
+
+
+def test_devices_without_a_torus_have_no_rings():
+  assert torus.rings(Mesh(np.array(jax.devices()).reshape(2, -1), ("stage", "a"))) == ()
+  assert torus.rings(AbstractMesh((2, 4), ("stage", "a"))) == ()
+  assert torus.rings(mesh_of_chips((4, 4, 8), 1, third=())) == ()  # all are rings
+  assert torus.rings(mesh_of_chips((1, 1), 1)) == ()
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_along_a_line_and_a_ring_most_of_a_weight_is_sent_along_the_ring(monkeypatch, dim, chunks):
+  monkeypatch.setattr(layout, "rings", lambda mesh: ("a", "b"))
+  monkeypatch.setattr(transfer, "_least_in_steps", lambda chunks: 0)
+  mesh = Mesh(np.array(jax.devices()[:8]).reshape(1, 8), ("stage", "a"))
+  spec = [None, None]
+  spec[dim] = "a"
+  of_steps = WeightLayout(
+      sharded=P(None, *spec),
+      gathered=P(None, None, None),
+      partial_axes=("a",),
+      compute_dtype=F32,
+      accumulation_dtype=F32,
+      steps=(("stage", (1,)), ("a", (2, 4))),
+  )
+  of = of_steps.transfer(mesh, (2, 1, 48, 48), chunks)
+  assert of.rings == ("a",) and of.in_steps and of.scatters_in_steps
+  x = jax.random.normal(jax.random.key(0), (2, 48, 48))
+  summands = jax.random.normal(jax.random.key(1), (8, 48, 48))
+
+  def transferred(x, summand):
+    first, buffers, stored = jnp.array(0), jnp.zeros((1, 1, 48, 48)), jnp.zeros((1, *of.shard))
+    for k in range(chunks):
+      chunk = jnp.array(k)
+      buffers = of.place(of.gather(x, jnp.array(1), chunk, F32), buffers, first, chunk)
+      part = of.scatter(of.cut_out(summand[None], first, chunk)[0], ("a",))
+      stored = of.put(part, stored, first, chunk)
+    return buffers[0, 0], stored[0]
+
+  run = jax.shard_map(
+      transferred, mesh=mesh, in_specs=(P(None, *spec), P("a")), out_specs=(P(), P(*spec)), check_vma=False
+  )
+  gathered, scattered = jax.jit(run)(x, summands)
+  np.testing.assert_array_equal(gathered, x[1])
+  np.testing.assert_allclose(scattered, summands.sum(0), rtol=1e-5, atol=1e-5)
+  (inner,) = [eqn.params["jaxpr"] for eqn in jax.make_jaxpr(run)(x, summands).eqns]
+  steps = [
+      (e.primitive.name, list(e.params["axis_index_groups"][0]), e.invars[0].aval.size)
+      for e in inner.eqns
+      if "axis_index_groups" in e.params
+  ]
+  line, ring, own = [0, 4], [0, 1, 2, 3], 48 * 48 // 8 // chunks
+  gathers = [("all_gather", line, own), ("all_gather", ring, 2 * own)]
+  if dim:  # the compiler would copy what it gathered
+    gathers = [("all_gather", ring, own), ("all_gather", line, 4 * own)]
+  scatters = [("reduce_scatter", line, 8 * own), ("reduce_scatter", ring, 4 * own)]
+  assert steps == [*gathers, *scatters] * chunks
 
 
 @pytest.mark.parametrize(
