@@ -19,10 +19,14 @@ _AT_ONCE = 2  # shards, one from each side
 # What the sums of gradients take as they pass each device, in HBM round trips of the gradient: where VMEM holds the
 # activations, 2048 × 4096 × 14336 over 32 devices of v6e takes 0.6 ms longer than the product, and a round trip 0.14.
 _SUM_ROUND_TRIPS = 4
-# Chips on which nothing computes beside the permutations: `benchmarks.held_back`, `minimal_with_context, none` of
-# llama2-7b and qwen2.5-7b over 32 devices, and of qwen3-4b over 16. In four layers of Llama 3 8B products hide 58 % of
-# them over 8 and 68 % over 16, for which no rule is known. On other chips the loop's products hide them.
-_ALONE = ("v5e",)
+# The loop's products hide its permutations. Two things prevent it:
+# - On v5e permutations round more devices than 16 are not asynchronous: those of qwen2.5-7b and llama2-7b over 32 (4 × 8)
+#   are not, those of qwen3-1.7b over 8 and of qwen3-4b and gemma2-2b over 16 are.
+# - Where memory is short the scheduler orders a program by what it holds. Of qwen3-4b, which has 16.2 of 16.9 GB with
+#   `minimal_with_context`, 83 of 100 permutations have nothing beside them, with `full` none; of qwen3-1.7b with 13.5 GB
+#   none (`benchmarks.held_back --hlo …`).
+_MOST_ASYNCHRONOUS = {"v5e": 16}
+_SHORT_OF_MEMORY = 0.95  # of a device's memory
 
 
 def is_made(devices: int, sharing: int, size: float, threshold: float) -> bool:
@@ -50,15 +54,16 @@ class CollectiveMatmul:
     """Bytes that a device sends to gather them once, or to reduce their gradients."""
     return self.count * self.itemsize * (1 - 1 / self.devices)
 
-  def seconds(self, chip: Chip, vmem: float) -> tuple[float, float, float]:
+  def seconds(self, chip: Chip, vmem: float, memory: float = 0.0) -> tuple[float, float, float]:
     """(by how much products take longer than at the peak, transfers for which they wait, those beside them), in seconds.
 
     Args:
       chip: of the devices.
       vmem: bytes of VMEM that are left to arrays.
+      memory: bytes that the step needs at most.
     """
     products, layers = 2 * self.tokens * self.count / chip.flops, self.count / (self.along * self.others)
-    alone = chip.name in _ALONE
+    alone = self.devices > _MOST_ASYNCHRONOUS.get(chip.name, self.devices) or memory > _SHORT_OF_MEMORY * chip.hbm_bytes
     # In both directions at a time, unless nothing runs beside. The way back has the links of the other direction.
     rounds = layers * (self.devices - 1) / (1 if alone else _AT_ONCE)
     travels = self.sent / (chip.link * LINK_EFFICIENCY) + rounds * self.hops * HOP_SECONDS

@@ -188,7 +188,8 @@ def estimate(
   dispatch = _dispatch(chip, its_slice, work) * with_bubbles
   hidden = dispatch * (_HIDDEN if work.parts == 1 else _HIDDEN_OF_PARTS) if work.dispatches_beside else 0.0
   vmem = max(chip.vmem_bytes - 1024 * (work.vmem_kib or 0), 0)
-  longer, waiting, within = np.sum([(0.0,) * 3, *(each.seconds(chip, vmem) for each in work.sizes.collective_matmuls)], 0)
+  matmuls = (each.seconds(chip, vmem, costs.peak) for each in work.sizes.collective_matmuls)
+  longer, waiting, within = np.sum([(0.0,) * 3, *matmuls], 0)
   layers = {
       "products": _products(chip, work, schedule) * with_bubbles + longer,
       "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
@@ -353,8 +354,8 @@ def _slower(its_slice: Slice, work: Work, gather_policy: GatherPolicy | None) ->
   sizes = work.sizes
   if not gather_policy.keeps_gathered:
     return {Sent.GRADIENTS: (1 + sizes.in_steps) / (1 + sizes.in_steps_of_kernels)}
-  in_two_steps = its_slice.links_of(its_slice.devices) / its_slice.links_in_two_steps
-  slower = {Sent.GRADIENTS: 1 + sizes.in_steps * (in_two_steps - 1)}
+  of_all = its_slice.links_of(its_slice.devices)
+  slower = {Sent.GRADIENTS: 1 + sizes.in_steps * (of_all / its_slice.links_in_two_steps - 1)}
   if work.on_sparsecores and (links := _links(its_slice, sizes, its_slice.links_of)) < math.inf:
     slower[Sent.WEIGHTS] = links / _links(its_slice, sizes, its_slice.links_in_steps)
   return slower
@@ -362,9 +363,8 @@ def _slower(its_slice: Slice, work: Work, gather_policy: GatherPolicy | None) ->
 
 def _links(its_slice: Slice, sizes: Sizes, links_of: Callable[[int], float]) -> float:
   """Over how many links a device gathers weights, on average over their groups."""
-  groups = sizes.groups or [(1.0, its_slice.devices)]
-  takes = sum(share / links_of(devices) for share, devices in groups)
-  return sum(share for share, _ in groups) / takes if takes else math.inf
+  shares, groups = zip(*sizes.groups or [(1.0, its_slice.devices)], strict=True)
+  return sum(shares) / takes if (takes := sum(np.divide(shares, [*map(links_of, groups)]))) else math.inf
 
 
 def _within_layers(chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, schedule: CircularSchedule) -> float:

@@ -98,8 +98,21 @@ def test_products_wait_for_shards_that_travel_longer_than_they_compute():
   assert each.seconds(slow_link, 400_000)[1] > 9 * TRAVELS
 
 
-@pytest.mark.parametrize("devices", [16, 32])
-def test_nothing_computes_beside_permutations_on_v5e(devices):
-  v5e = chips.CHIPS["v5e"]
-  sent = 2e7 * (1 - 1 / devices) / (v5e.link * chips.LINK_EFFICIENCY)
-  assert dataclasses.replace(EACH, devices=devices).seconds(v5e, 1e9)[1:] == pytest.approx((3 * sent, 0.0))
+@pytest.mark.parametrize(
+    "chip, devices, memory, alone",
+    [
+        ("v5e", 16, 0.9, False),
+        ("v5e", 16, 0.96, True),
+        ("v5e", 32, 0.0, True),
+        ("v6e", 32, 0.0, False),
+        ("v6e", 32, 0.96, True),
+    ],
+)
+def test_nothing_computes_beside_permutations_of_many_devices_of_v5e_and_where_memory_is_short(
+    chip, devices, memory, alone
+):
+  of = chips.CHIPS[chip]
+  sent = 2e7 * (1 - 1 / devices) / (of.link * chips.LINK_EFFICIENCY)
+  _, waits, beside = dataclasses.replace(EACH, devices=devices).seconds(of, 1e9, memory * of.hbm_bytes)
+  assert waits + beside == pytest.approx(3 * sent)
+  assert (beside == 0.0) == alone
