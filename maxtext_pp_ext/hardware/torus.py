@@ -84,28 +84,33 @@ class Slice:
       return sum(self.links[axis] for axis in spanned[0]) or math.inf
     return sum(self.links) * math.log(group) / math.log(self.devices)
 
-  def links_in_steps(self, group: int) -> float:
+  def links_in_steps(self, group: int, rings_last: float = 1.0) -> float:
     """Returns over how many links a device of a group gathers on average if it gathers along one axis after another.
 
-    Lines come before rings, since the last step brings most. Along one ring through all chips there is one step.
+    The last step brings most. A share, `rings_last`, goes over lines before rings, the rest over the minor axis first.
+    Along one ring through all chips there is one step.
     """
     at_once = self.links_of(group)
     if group == self.devices and is_one_ring(self.lengths):
       return at_once
     if not (spanned := self.spanned(group)):
       return min(at_once, max(self.links))
-    return self._in_steps(sorted(spanned[0], key=self.links.__getitem__)) or math.inf
+    axes = spanned[0]
+    takes = rings_last * self._takes(sorted(axes, key=self.links.__getitem__)) + (1 - rings_last) * self._takes(
+        axes[::-1]
+    )
+    return 1 / takes if takes else math.inf
 
   @property
   def links_in_two_steps(self) -> float:
     """Over how many links all devices scatter in two steps: the major axis first, or half of three axes."""
     axes = [axis for axis, length in enumerate(self.lengths) if length > 1]
-    return self._in_steps(axes[::-1]) if len(axes) == 2 else self.links_of(self.devices) / 2
+    return 1 / self._takes(axes[::-1]) if len(axes) == 2 else self.links_of(self.devices) / 2
 
-  def _in_steps(self, axes: Sequence[int]) -> float:
-    """Over how many links a device gathers on average along these axes, the last of which brings most."""
+  def _takes(self, axes: Sequence[int]) -> float:
+    """How long a device receives what the others have along one axis after another, which takes one over one link."""
     received, takes, together = 0.0, 0.0, 1
     for axis in axes:
       comes = together * (self.lengths[axis] - 1)
       received, takes, together = received + comes, takes + comes / self.links[axis], together * self.lengths[axis]
-    return received / takes if takes else 0.0
+    return takes / received if received else 0.0

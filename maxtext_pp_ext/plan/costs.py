@@ -118,6 +118,7 @@ class Sizes:
   sent_to_gather_again: int = 0  # of `sent_to_gather`, what backward gathers twice without a pipeline; see `without`
   collective_matmuls: tuple[CollectiveMatmul, ...] = ()  # of all layers
   groups: tuple[tuple[float, int], ...] = ()  # (share of `sent_to_gather`, chips of a slice that gather it together)
+  rings_last: float = 0.0  # share of `sent_to_gather` along the first dimension of a layer's weight; see `Slice`
   permuted: float = 0.0  # share of `sent_to_gather` that two devices gather from one another
   # Shares of `sent_to_reduce`:
   in_steps: float = 0.0  # of gradients that are scattered over all devices, through which no ring goes

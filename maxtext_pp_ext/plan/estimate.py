@@ -342,7 +342,7 @@ def _transfers(
   return waits, beside
 
 
-def _slower(its_slice: Slice, work: Work, gather_policy: GatherPolicy | None) -> dict[Sent, float]:
+def _slower(torus: Slice, work: Work, gather_policy: GatherPolicy | None) -> dict[Sent, float]:
   """How many times as long as their bytes say weights and gradients take, of which some go in steps.
 
   The engine gathers on SparseCores along one axis of the torus after another. A window scatters in two steps what all
@@ -354,16 +354,16 @@ def _slower(its_slice: Slice, work: Work, gather_policy: GatherPolicy | None) ->
   sizes = work.sizes
   if not gather_policy.keeps_gathered:
     return {Sent.GRADIENTS: (1 + sizes.in_steps) / (1 + sizes.in_steps_of_kernels)}
-  of_all = its_slice.links_of(its_slice.devices)
-  slower = {Sent.GRADIENTS: 1 + sizes.in_steps * (of_all / its_slice.links_in_two_steps - 1)}
-  if work.on_sparsecores and (links := _links(its_slice, sizes, its_slice.links_of)) < math.inf:
-    slower[Sent.WEIGHTS] = links / _links(its_slice, sizes, its_slice.links_in_steps)
+  slower = {Sent.GRADIENTS: 1 + sizes.in_steps * (torus.links_of(torus.devices) / torus.links_in_two_steps - 1)}
+  if work.on_sparsecores and (links := _links(torus, sizes, torus.links_of)) < math.inf:
+    in_steps = lambda group: torus.links_in_steps(group, sizes.rings_last)
+    slower[Sent.WEIGHTS] = links / _links(torus, sizes, in_steps)
   return slower
 
 
-def _links(its_slice: Slice, sizes: Sizes, links_of: Callable[[int], float]) -> float:
+def _links(torus: Slice, sizes: Sizes, links_of: Callable[[int], float]) -> float:
   """Over how many links a device gathers weights, on average over their groups."""
-  shares, groups = zip(*sizes.groups or [(1.0, its_slice.devices)], strict=True)
+  shares, groups = zip(*sizes.groups or [(1.0, torus.devices)], strict=True)
   return sum(shares) / takes if (takes := sum(np.divide(shares, [*map(links_of, groups)]))) else math.inf
 
 

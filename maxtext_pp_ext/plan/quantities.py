@@ -108,10 +108,9 @@ class Quantities:
         sent_to_reduce=per_repeat(inside.reduced),
         collective_matmuls=tuple(inside.collective_matmuls(self._of_microbatch)),
         groups=tuple(
-            (share(inside.to_gather, inside.within_slice == devices), int(devices))
-            for devices in np.unique(inside.within_slice)
-            if devices > 1
+            (share(inside.to_gather, inside.within_slice == n), int(n)) for n in np.unique(inside.within_slice) if n > 1
         ),
+        rings_last=share(inside.to_gather, inside.first),
         permuted=share(inside.to_gather, inside.two_devices),
         in_steps=share(inside.reduced, inside.in_steps),
         in_steps_of_kernels=share(inside.reduced, inside.in_steps & inside.kernels),

@@ -51,6 +51,7 @@ class Weight:
   # computes with them; 0 if it is gathered along none or several.
   along: float
   others: float
+  first: bool  # whether that is the first dimension of a layer's weight
 
 
 _STACK = re.compile("layers|scanned_blocks|circular_repeats")  # in the name of a dimension along which layers are stacked
@@ -102,7 +103,8 @@ class Weights:
     along = [k for k, of in enumerate(spec) if not kept_axes.issuperset(mesh_axes(of))]
     parts = lambda k: math.prod(shape[axis] for axis in mesh_axes(spec[k]) if axis in kept_axes)
     length = layout.shape[along[0]] / parts(along[0]) if len(along) == 1 else 0.0
-    layers = math.prod(size for size, name in zip(layout.shape, names or (), strict=False) if _STACK.search(str(name)))
+    stacked = [bool(_STACK.search(str(name))) for name in names or ()]
+    layers = math.prod(size for size, is_stack in zip(layout.shape, stacked, strict=False) if is_stack)
     weight = Weight(
         layout.dtype,
         frozenset(all_axes - kept_axes),
@@ -113,6 +115,7 @@ class Weights:
         scatters=fills(tiles.REDUCE_SCATTERED, layout.shape, spec, kept_axes, shape),
         along=length,
         others=count / layers / length if length else 0.0,
+        first=bool(along) and all(stacked[: along[0]]),
     )
     shared = weight.replicas_over | ({"stage"} & set(shape)) - all_axes  # the stages share what is outside the pipeline
     return count, weight, dataclasses.replace(weight, replicas_over=shared)
@@ -164,6 +167,7 @@ class Columns:
     # And for the sum over the stages' copies of a weight outside of the pipeline.
     self.reduced_over_stages = 2 * (1 - 1 / slices.get("stage", 1)) * self.narrow / shards
 
+    self.first = of("first", bool)
     self.kernels = self.of_experts & bool(config.sparse_matmul)  # Pallas kernels read it
     self.transposed = self.kernels & ~of("in_lanes", bool)  # before they do
     # Two devices shard it and nothing else is reduced, so that they exchange their parts.

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torus of each slice that MaxText's table of topologies has, and which of its axes are closed."""
 
+import functools
 import math
 import subprocess
 import sys
@@ -86,6 +87,13 @@ def test_a_group_gathers_over_the_links_of_the_axes_that_it_spans_or_a_share_by_
 )
 def test_in_steps_a_group_gathers_over_the_links_of_one_axis_at_a_time(kind, devices, group, links):
   assert topology.slice_of(kind, devices).links_in_steps(group) == pytest.approx(links)
+
+
+def test_what_goes_over_the_minor_axis_first_takes_longer_where_this_is_the_ring():
+  links = functools.partial(topology.slice_of("v6e", 128).links_in_steps, 128)
+  assert links(0.0) == pytest.approx(127 / (15 / 2 + 16 * 7))
+  assert 2 / links(0.5) == pytest.approx(1 / links(0.0) + 1 / links(1.0))
+  assert topology.slice_of("v6e", 256).links_in_steps(256, 0.0) == 2
 
 
 @pytest.mark.parametrize(
