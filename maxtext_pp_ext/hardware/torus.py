@@ -88,10 +88,11 @@ class Slice:
     """Returns over how many links a device of a group gathers on average if it gathers along one axis after another.
 
     The last step brings most. A share, `rings_last`, goes over lines before rings, the rest over the minor axis first.
-    Along one ring through all chips there is one step.
+    Along one ring through all chips there is one step. So there is of 4 × 4 chips, which JAX orders along a ring
+    (`jax._src.mesh_utils`).
     """
     at_once = self.links_of(group)
-    if group == self.devices and is_one_ring(self.lengths):
+    if group == self.devices and (is_one_ring(self.lengths) or self.lengths == (4, 4)):
       return at_once
     if not (spanned := self.spanned(group)):
       return min(at_once, max(self.links))

@@ -81,6 +81,8 @@ def test_a_group_gathers_over_the_links_of_the_axes_that_it_spans_or_a_share_by_
         ("v6e", 128, 16, 2),
         ("v6e", 32, 32, 2),  # 4 × 8: along one ring
         ("v6e", 64, 64, 1),
+        ("v6e", 16, 16, 2),  # 4 × 4
+        ("v6e", 16, 4, 1),
         ("tpu7x", 128, 2, math.inf),
         ("v6e", 128, 32, 2),
     ],
