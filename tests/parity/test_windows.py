@@ -114,19 +114,28 @@ def test_what_is_offloaded_to_the_host_comes_back_unchanged(keys, microbatches, 
   windows.compare([implementation], **keys)
 
 
-def gather_in_steps(monkeypatch, *steps):
+def gather_in_steps(monkeypatch, *steps, rings=()):
   """Weights are gathered in these steps. On CPU devices no torus is known, and no weight of a test is worth them."""
+  monkeypatch.setattr(layout, "rings", lambda mesh: rings)
   monkeypatch.setattr(execution, "gathers_on_sparsecores", lambda config: True)
   monkeypatch.setattr(execution, "steps_of", lambda mesh: steps)
   monkeypatch.setattr(transfer, "_least_in_steps", lambda chunks: 0)
 
 
-@pytest.mark.parametrize("steps", [(2, 4), pytest.param((8,), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "steps, rings",
+    [
+        ((2, 4), ("fsdp",)),
+        pytest.param((2, 4), (), marks=pytest.mark.slow),
+        pytest.param((8,), (), marks=pytest.mark.slow),
+    ],
+    ids=["along a ring last", "two", "one"],
+)
 @pytest.mark.parametrize(
     "name", slow_but(["llama2"], ["llama2", "mixtral", *(name for name in CASES if "olmo3" in name)])
 )
-def test_a_window_whose_weights_are_gathered_in_steps_equals_the_scan(name, steps, monkeypatch):
-  gather_in_steps(monkeypatch, ("fsdp", steps))
+def test_a_window_whose_weights_are_gathered_in_steps_equals_the_scan(name, steps, rings, monkeypatch):
+  gather_in_steps(monkeypatch, ("fsdp", steps), rings=rings)
   postponed = []
   own = segments.with_last_gradients
   monkeypatch.setattr(partial, "with_last_gradients", lambda *args: postponed.append(own(*args)) or postponed[-1])
