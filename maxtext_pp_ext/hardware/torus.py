@@ -17,6 +17,10 @@ LEAST_ALONG_RING = 1 << 20
 # Chips along an axis that is closed in two dimensions; in three dimensions all are closed if each is a multiple of this.
 _RING_2D, _RING_3D = 16, 4
 
+# The chips along each axis, and devices of a chip, of slices whose devices JAX orders as a ring, or else not as a box
+# (`jax._src.mesh_utils`): of v5e and v6e, v5p, and TPU7x.
+_NO_BOX = {((2, 2), 1), ((4, 4), 1), ((2, 2, 2), 1), ((2, 2, 1), 2), ((2, 2, 2), 2), ((2, 2, 4), 2)}
+
 
 def closed(lengths: Sequence[int]) -> tuple[bool, ...]:
   """Returns which axes of a torus are closed to rings.
@@ -88,11 +92,10 @@ class Slice:
     """Returns over how many links a device of a group gathers on average if it gathers along one axis after another.
 
     The last step brings most. A share, `rings_last`, goes over lines before rings, the rest over the minor axis first.
-    Along one ring through all chips there is one step. So there is of 4 × 4 chips, which JAX orders along a ring
-    (`jax._src.mesh_utils`).
+    Along one ring through all chips there is one step, and where JAX orders all devices as no box.
     """
     at_once = self.links_of(group)
-    if group == self.devices and (is_one_ring(self.lengths) or self.lengths == (4, 4)):
+    if group == self.devices and (is_one_ring(self.lengths) or (self.lengths, self.cores) in _NO_BOX):
       return at_once
     if not (spanned := self.spanned(group)):
       return min(at_once, max(self.links))
@@ -103,10 +106,13 @@ class Slice:
     return 1 / takes if takes else math.inf
 
   @property
-  def links_in_two_steps(self) -> float:
-    """Over how many links all devices scatter in two steps: the major axis first, or half of three axes."""
+  def slower_in_two_steps(self) -> float:
+    """How many times as long as at once all devices scatter in two steps.
+
+    Of two axes the major one comes first. Otherwise each step is taken to use half of the links.
+    """
     axes = [axis for axis, length in enumerate(self.lengths) if length > 1]
-    return 1 / self._takes(axes[::-1]) if len(axes) == 2 else self.links_of(self.devices) / 2
+    return self.links_of(self.devices) * self._takes(axes[::-1]) if len(axes) == 2 else 2.0
 
   def _takes(self, axes: Sequence[int]) -> float:
     """How long a device receives what the others have along one axis after another, which takes one over one link."""

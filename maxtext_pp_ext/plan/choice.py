@@ -194,7 +194,10 @@ class _Examples(NamedTuple):
 
 
 class _Linear:
-  """What a run costs, as a function of what its layers keep. All but what waits for the host is linear in that."""
+  """What a run costs, as a function of what its layers keep.
+
+  All is linear in that but what waits for the host, and what collective matmuls wait for where memory is short.
+  """
 
   def __init__(self, predict: Predict, examples: _Examples, inputs: float = 0.0):
     """`inputs` are the bytes for each token of layers' inputs."""

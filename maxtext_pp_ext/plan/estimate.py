@@ -354,7 +354,7 @@ def _slower(torus: Slice, work: Work, gather_policy: GatherPolicy | None) -> dic
   sizes = work.sizes
   if not gather_policy.keeps_gathered:
     return {Sent.GRADIENTS: (1 + sizes.in_steps) / (1 + sizes.in_steps_of_kernels)}
-  slower = {Sent.GRADIENTS: 1 + sizes.in_steps * (torus.links_of(torus.devices) / torus.links_in_two_steps - 1)}
+  slower = {Sent.GRADIENTS: 1 + sizes.in_steps * (torus.slower_in_two_steps - 1)}
   if work.on_sparsecores and (links := _links(torus, sizes, torus.links_of)) < math.inf:
     in_steps = lambda group: torus.links_in_steps(group, sizes.rings_last)
     slower[Sent.WEIGHTS] = links / _links(torus, sizes, in_steps)

@@ -115,7 +115,7 @@ class Weights:
         scatters=fills(tiles.REDUCE_SCATTERED, layout.shape, spec, kept_axes, shape),
         along=length,
         others=count / layers / length if length else 0.0,
-        first=bool(along) and all(stacked[: along[0]]),
+        first=bool(along) and sum(stacked[: along[0]]) == along[0],
     )
     shared = weight.replicas_over | ({"stage"} & set(shape)) - all_axes  # the stages share what is outside the pipeline
     return count, weight, dataclasses.replace(weight, replicas_over=shared)

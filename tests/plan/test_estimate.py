@@ -204,9 +204,17 @@ def test_a_window_gathers_on_sparsecores_along_one_axis_of_the_torus_after_anoth
     each = of(topology, devices=devices, sizes=sizes, gather_policy=GatherPolicy.REPEAT, **work)
     return each.beside["links"] + each.parts["transfers"]
 
-  longer = lambda *where: links(*where, on_sparsecores=True) / links(*where)
+  longer = lambda *where, **work: links(*where, on_sparsecores=True, **work) / links(*where)
   assert longer("v6e", 64) > 1.2  # 8 × 8; gradients take as long as they did
   assert longer("v6e", 32) == longer("v6e", 128, 16) == 1.0  # along one ring through all, and along one axis
+  assert longer("v6e", 128, rings_last=0.0) > longer("v6e", 128, rings_last=0.5) > longer("v6e", 128, rings_last=1.0)
+
+
+@pytest.mark.parametrize("gather_policy", GatherPolicy)
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+def test_one_chip_waits_for_nothing(chip, gather_policy):
+  sizes = dataclasses.replace(SIZES, groups=(), sent_to_gather=0, sent_to_reduce=0)
+  assert math.isfinite(of(chip, devices=1, sizes=sizes, gather_policy=gather_policy, on_sparsecores=True).seconds)
 
 
 def test_weights_are_gathered_beside_compute_on_sparsecores_if_the_pipeline_prefetches():

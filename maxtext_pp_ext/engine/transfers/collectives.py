@@ -152,8 +152,8 @@ def gather_in_steps(x: jax.Array, axis: str, dim: int, sizes: Sequence[int]) -> 
 def gather_along_ring_last(x: jax.Array, axis: str, sizes: Sequence[int]) -> jax.Array:
   """`jax.lax.all_gather`, tiled, of the first dimension over an axis of `torus.rings`: over the line while x is small.
 
-  What a line's devices have does not lie together in the whole: what the ring brings comes in between. In memory the
-  first dimension is the major one, so that these are few pieces. Along another one the whole would be copied afterwards,
+  What a line's devices have does not lie together in the whole: what the ring brings comes in between. Row-major, as
+  products read a weight, the first dimension has few such pieces. Along another one the whole would be copied afterwards,
   and so would a gradient before it is scattered along the ring first.
   """
   over_line, along_ring = groups(sizes)

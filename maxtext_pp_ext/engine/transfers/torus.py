@@ -9,7 +9,7 @@ with compute that costs nothing. Where one ring goes through all chips of a slic
 (`Transfer.along_ring`): there it runs on the SparseCores, too, and takes half the time.
 
 The last step of a gather brings nearly all bytes. Of 8 × 16 chips only the axis of 16 is closed to a ring, over which a
-device receives from both sides (`rings`). It comes last, also if it is the minor one.
+device receives from both sides (`rings`). Along a weight's first dimension it comes last, though it is the minor one.
 """
 
 from collections.abc import Sequence
@@ -38,18 +38,20 @@ def steps_of(mesh: Mesh) -> Steps:
 
 
 def rings(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-  """Returns the axes of the mesh that go along two axes of the torus, of which only that of the minor step is a ring."""
+  """Returns the mesh axes that go over both axes of a torus of two, of which only that of the minor step is a ring."""
   if not isinstance(mesh, Mesh):  # an abstract mesh has no devices
     return ()
   first = _slice_of(mesh.devices.flat[0])
   together = _lengths(_places(np.array([each for each in mesh.devices.flat if _slice_of(each) == first], object)))
-  # Of a torus in two dimensions chips have a third coordinate, 0.
-  is_closed = closed([length for length in together if length > 1])
-  ring_of = dict(zip([axis for axis, length in enumerate(together) if length > 1], is_closed, strict=True))
+  # Chips of such a torus have a third coordinate, 0.
+  axes = [axis for axis, length in enumerate(together) if length > 1]
+  if len(axes) != 2:
+    return ()
+  whole_rings = {axis for axis, is_ring in zip(axes, closed([together[axis] for axis in axes]), strict=True) if is_ring}
 
   def is_ring(line: list[tuple[int, ...]], step: int, size: int) -> bool:
-    (axis,) = _changing([line[0], line[step]])
-    return ring_of[axis] and size == together[axis]
+    changing = _changing([line[0], line[step]])  # nothing, between the two devices of a chip of TPU7x
+    return whole_rings.issuperset(changing) and [together[axis] for axis in changing] == [size]
 
   found: list[str] = []
   for axis, sizes in steps_of(mesh):

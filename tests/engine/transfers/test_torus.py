@@ -160,6 +160,7 @@ RING = {
     "one axis each": ((8, 16), 1, (8, 16), ()),
     "the ring is the major one": ((16, 8), 1, None, ()),
     "two rings": ((16, 16), 1, None, ()),
+    "a line and a ring of three axes": ((2, 8, 16), 1, (2, 128), ()),
     "no ring": ((4, 8), 1, None, ()),
 }
 
@@ -172,8 +173,14 @@ def test_an_axis_along_a_line_and_a_ring_is_found_where_the_ring_is_minor(chips,
 def test_devices_without_a_torus_have_no_rings():
   assert torus.rings(Mesh(np.array(jax.devices()).reshape(2, -1), ("stage", "a"))) == ()
   assert torus.rings(AbstractMesh((2, 4), ("stage", "a"))) == ()
-  assert torus.rings(mesh_of_chips((4, 4, 8), 1, third=())) == ()  # all are rings
+  assert torus.rings(mesh_of_chips((4, 4, 8), 1, (4, 32), third=())) == ()  # all are rings
   assert torus.rings(mesh_of_chips((1, 1), 1)) == ()
+
+
+def test_the_two_devices_of_a_chip_are_no_ring():
+  mesh = mesh_of_chips((8, 16), 1)
+  object.__setattr__(mesh, "devices", np.repeat(mesh.devices, 2, axis=1))
+  assert torus.steps_of(mesh) == (("data", (1,)), ("fsdp", (8, 32))) and torus.rings(mesh) == ()
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
