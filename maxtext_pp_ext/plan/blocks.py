@@ -4,6 +4,7 @@
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
+import copy
 import enum
 import functools
 
@@ -36,11 +37,22 @@ _KEPT_OF = dict.fromkeys((Kind.ATTENTION, Kind.GROUPED), Again.KEPT_OF_KERNELS) 
 class Block:
   """A layer, or a cycle of layers, that is rematerialised together."""
 
-  def __init__(self, forward: Sequence[Operation], needs: Sequence[Array], x: Array, *, offloads: bool = True):
+  def __init__(
+      self,
+      forward: Sequence[Operation],
+      needs: Sequence[Array],
+      x: Array,
+      *,
+      offloads: bool = True,
+      keeps_all: bool = False,
+  ):
     self.offloads = offloads  # whether what a policy offloads goes to the host's memory; else it stays on the device
+    # Whether nothing is computed again, whatever the policy says, but what is fused into products and kernels.
+    self._keeps_all = keeps_all
     self._needs, self._x = needs, x
     of_between = between(forward, x)
     products = [array for each in forward if each.kind is Kind.PRODUCT for array in (*each.operands, *each.results)]
+    self._between = sum(of_between.values())
     # Bytes that its products read and write: activations, and weights.
     self.moved = sum(array.bytes for array in products if array in of_between)
     self.weights = sum(array.bytes for array in products if array not in of_between)
@@ -61,6 +73,12 @@ class Block:
         self.whole.update(amounts)
       self._forward.append((each, {kind: amount for kind, amount in amounts.items() if amount}))
 
+  def in_loop(self) -> "Block":
+    """The same block where it is rematerialised as the policy says."""
+    found = copy.copy(self)
+    found._keeps_all = False
+    return found
+
   @property
   def names(self) -> Sequence[str]:
     """The names of what forward computes, in its order."""
@@ -71,6 +89,8 @@ class Block:
 
     From what backward needs it goes back through forward, as far as nothing is kept.
     """
+    if self._keeps_all:
+      return dict.fromkeys(self.names, np.zeros(size)) | {None: np.full(size, self._between)}, {}
     wanted = dict.fromkeys(self._needs, np.ones(size, bool))
     kept: dict[str | None, Cases] = {name: np.zeros(size) for name in self.names}
     again = dict[What, Cases]()

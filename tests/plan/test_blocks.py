@@ -17,7 +17,7 @@ KEPT = {"a": (False, True, False, True, False), "b": (False, False, True, True, 
 KEPT["c"] = (False, False, False, False, True)
 
 
-def block():
+def block(**more):
   reader, array = Reader({}), lambda: Array((4,), 2, ((),), BYTES)
   product = lambda operand, flops: reader.add(Kind.PRODUCT, [operand], [array()], flops)[0]
   named = lambda value, name: reader.add(Kind.OTHER, [value], [array()], name=name)[0]
@@ -27,7 +27,7 @@ def block():
   c = named(product(x, 80.0), "c")
   other = reader.add(Kind.OTHER, [b], [array()])[0]
   product(other, 40.0)
-  return Block(reader.operations, [other, c], x)
+  return Block(reader.operations, [other, c], x, **more)
 
 
 @pytest.mark.parametrize("policy, again", list(enumerate([110.0, 100.0, 80.0, 80.0, 30.0])))
@@ -48,6 +48,16 @@ def test_without_names_all_that_backward_needs_is_computed_again():
   reader.add(Kind.PRODUCT, [first], [second], 20.0)
   kept, again = Block(reader.operations, [first, x], x).under({}, 1)
   assert kept == {None: np.array([BYTES])} and again[Kind.PRODUCT] == np.array([10.0])
+
+
+def test_outside_of_a_loop_all_that_products_read_and_write_is_kept_whatever_the_policy_says():
+  outside, keeps = block(keeps_all=True), {name: np.array(places) for name, places in KEPT.items()}
+  kept, again = outside.under(keeps, 5)
+  assert not again and all(not kept[name].any() for name in KEPT)
+  # x, the products' four results, and what two of them read: "a" and what is computed from "b"
+  np.testing.assert_array_equal(kept[None], np.full(5, 7 * BYTES))
+  inside, expected = outside.in_loop().under(keeps, 5), block().under(keeps, 5)
+  np.testing.assert_equal(inside, expected)
 
 
 def test_names_are_in_the_order_of_forward():

@@ -91,6 +91,19 @@ def test_what_is_kept_and_computed_again_is_what_jax_keeps_and_computes_again(mo
     assert kept.again[Kind.PRODUCT] * forward == pytest.approx(expected[2], rel=1e-9), keys
 
 
+def test_layers_that_are_left_over_from_cycles_keep_all():
+  # Without a pipeline: a cycle of six layers in a loop, and two after it.
+  config = config_of("gemma3-4b", base_num_decoder_layers=8, override_model_config=True)
+  found = layers.read(with_values(config, {}), abstract_model.abstract_mesh(config))
+  cycle, left = (layers.Layers(blocks=(each,), tokens=found.tokens).under({}.get) for each in found.blocks)
+  assert cycle.share(Kind.PRODUCT) > 0.9 and left.share(Kind.PRODUCT) == 0.0
+  embed, heads, mlp = config.emb_dim, 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim, config.mlp_dim
+  assert cycle.device == 2 * embed
+  # At least queries, keys, values, what attention makes of them, both projections of the MLP and what it reads.
+  assert left.device > 2 * 2 * (heads + 3 * mlp)
+  assert found.last(1.0).under({}.get).share(Kind.PRODUCT) > 0.9  # in a pipeline
+
+
 @pytest.mark.parametrize("model", slow_but(("llama3-8b", "gemma2-9b"), ("llama3-8b", "gemma2-9b", "qwen3-8b")))
 def test_layers_are_those_that_have_queries(model):
   config, found = read(model)
