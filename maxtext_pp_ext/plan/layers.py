@@ -294,7 +294,7 @@ class _Blocks(Reader):
     """Differentiates a block by its weights and its input, which is the last activation among its operands."""
     program, offloads = closed(*inner_program(eqn)), loss.place(eqn.params["policy"], INPUT) != DEVICE
     # Outside of a loop XLA finds that forward has computed the same, unless the checkpoint prevents it. MaxText 0.2.5 has
-    # there what is left over from cycles: the last two of Gemma 3 27B's 62 layers.
+    # there what is left over from cycles: the last two of Gemma 3 27B's 62 (patches/reports/remat-outside-scan.md).
     keeps_all = not self._in_loop and not eqn.params["prevent_cse"]
     alike = (offloads, keeps_all, str(program.in_avals), *(each.primitive.name for each in program.jaxpr.eqns))
     if alike in self._blocks:  # layers that MaxText does not scan over
