@@ -100,9 +100,8 @@ class Slice:
     if not (spanned := self.spanned(group)):
       return min(at_once, max(self.links))
     axes = spanned[0]
-    takes = rings_last * self._takes(sorted(axes, key=self.links.__getitem__)) + (1 - rings_last) * self._takes(
-        axes[::-1]
-    )
+    lines_first, minor_first = self._takes(sorted(axes, key=self.links.__getitem__)), self._takes(axes[::-1])
+    takes = rings_last * lines_first + (1 - rings_last) * minor_first
     return 1 / takes if takes else math.inf
 
   @property
@@ -115,7 +114,7 @@ class Slice:
     return self.links_of(self.devices) * self._takes(axes[::-1]) if len(axes) == 2 else 2.0
 
   def _takes(self, axes: Sequence[int]) -> float:
-    """How long a device receives what the others have along one axis after another, which takes one over one link."""
+    """Seconds in which a device receives what the others have, one axis after another; over one link it takes one."""
     received, takes, together = 0.0, 0.0, 1
     for axis in axes:
       comes = together * (self.lengths[axis] - 1)

@@ -52,7 +52,7 @@ class Block:
     self._needs, self._x = needs, x
     of_between = between(forward, x)
     products = [array for each in forward if each.kind is Kind.PRODUCT for array in (*each.operands, *each.results)]
-    self._between = sum(of_between.values())
+    self._between = sum(of_between.values())  # bytes of what products and kernels read and write, but weights
     # Bytes that its products read and write: activations, and weights.
     self.moved = sum(array.bytes for array in products if array in of_between)
     self.weights = sum(array.bytes for array in products if array not in of_between)

@@ -3,12 +3,14 @@
 """Gathers in steps: the steps follow the torus' axes, and together they gather what one gather does."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import types
 from unittest import mock
 
 import jax
+from jax.experimental import mesh_utils
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
@@ -21,6 +23,9 @@ from maxtext_pp_ext.engine.transfers.torus import groups, sizes_along, slices_al
 from maxtext_pp_ext.engine.weights import layout, of_all
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.of_all import weights_of
+from maxtext_pp_ext.hardware import torus as hardware_torus
+from maxtext_pp_ext.hardware.torus import is_one_ring
+from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.schedule import GatherPolicy
 from maxtext_pp_ext.sharding import constrain
 
@@ -168,6 +173,24 @@ RING = {
 @pytest.mark.parametrize("chips, slices, sizes, found", RING.values(), ids=RING.keys())
 def test_an_axis_along_a_line_and_a_ring_is_found_where_the_ring_is_minor(chips, slices, sizes, found):
   assert torus.rings(mesh_of_chips(chips, slices, sizes)) == found
+
+
+@pytest.mark.parametrize(
+    "name, kind", [("v5e", "TPU v5 lite"), ("v6e", "TPU v6 lite"), ("v5p", "TPU v5"), ("tpu7x", "TPU7x")]
+)
+@pytest.mark.parametrize("devices", [2**k for k in range(2, 9)])
+def test_all_devices_of_a_slice_have_one_step_where_plan_says_so(name, kind, devices):
+  if (its_slice := topology.slice_of(name, devices)) is None:
+    pytest.skip("MaxText has no such slice.")
+  # As JAX lists devices: along the first axis first.
+  places = (
+      (*at[::-1], core) for *at, core in itertools.product(*map(range, (*its_slice.lengths[::-1], its_slice.cores)))
+  )
+  chip = functools.partial(types.SimpleNamespace, platform="tpu", device_kind=kind, process_index=0, slice_index=0)
+  given = [chip(coords=(*at, 0)[:3], core_on_chip=core, id=k) for k, (*at, core) in enumerate(places)]
+  ordered = mesh_utils.create_device_mesh((devices,), given, allow_split_physical_axes=True)
+  has_one = len(sizes_along([each.coords for each in ordered])) == 1
+  assert has_one == ((its_slice.lengths, its_slice.cores) in hardware_torus._NO_BOX) or is_one_ring(its_slice.lengths)
 
 
 def test_devices_without_a_torus_have_no_rings():
