@@ -77,7 +77,7 @@ class Part(enum.StrEnum):
   OUTPUTS = "outputs"  # of all layers
   HEAD = "head"  # gathered weights of the logits
   LOGITS = "logits"
-  AFTER_LOGITS = "after_logits"  # the larger of their gradient and their weights', and the latter's sum over parts
+  AFTER_LOGITS = "after_logits"  # their gradient or their weights', and the latter's sum over parts
 
 
 class Phase(enum.StrEnum):
@@ -139,6 +139,7 @@ class Sizes:
   # Of what is outside the pipeline, for the whole batch.
   logits: int  # in the dtype of compute
   head: int  # weights, as they are gathered
+  beside_logits: int  # of backward: their gradient or their weights'
   # Their gradient, if it is summed over parts of the logits: in float32, before and after it is reduced, whole each time.
   head_in_parts: int = 0
   head_sent: int  # what a device sends in a step for weights and their gradients
@@ -373,5 +374,5 @@ def _always(sizes: Sizes) -> dict[Part, int]:
 
 
 def _head(sizes: Sizes) -> dict[Part, int]:
-  after = max(sizes.logits, sizes.head) + sizes.head_in_parts
+  after = sizes.beside_logits + sizes.head_in_parts
   return {Part.HEAD: sizes.head, Part.LOGITS: sizes.logits, Part.AFTER_LOGITS: after}

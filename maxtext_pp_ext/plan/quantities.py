@@ -29,7 +29,7 @@ from maxtext_pp_ext.plan.blocks import Again
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
 from maxtext_pp_ext.plan.layers import Kept, kept_by, Layers, layers_inside, layers_of
 from maxtext_pp_ext.plan.operations import Kind
-from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Columns, shards, Weights
+from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Columns, Ends, shards, Weights
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule
 from maxtext_pp_ext.sharding.resolve import read_rules, resolve
 
@@ -38,8 +38,6 @@ _IN_SCANS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers)/")
 # `layers_3` without a scan; with engrams `moe_layers_engram_3`, and between them the scan `moe_layers_4_60`.
 _LAYERS = r"scanned_blocks|(dense_|moe_)?layers(_(engram_)?\d+(_\d+)?|_remainder)?"
 _IN_LAYERS = re.compile(rf"decoder/({_LAYERS})/")
-# In a pipeline, in a scan or beside both; not the table of embeddings, the last norm and the logits' weights.
-_ANY_LAYERS = re.compile(rf"decoder/(pipeline_module|{_LAYERS}|(moe_)?layers_outside_pipeline(_\d+)?)/")
 # Axes that shard what layers compute, other than the batch, and the strategy of context parallelism whose transfers the
 # program of a layer shows.
 _WITHIN_LAYERS = ("tensor", "tensor_transpose", "tensor_sequence", "context", "context_usp_ulysses")
@@ -52,9 +50,14 @@ class Quantities:
   """What a config's model takes on one device of a run with this schedule."""
 
   def __init__(
-      self, config: DerivedKeys, schedule: CircularSchedule, weights: Weights, its_slice: torus.Slice | None = None
+      self,
+      config: DerivedKeys,
+      schedule: CircularSchedule,
+      weights: Weights,
+      its_slice: torus.Slice | None = None,
+      cores: int | None = None,  # of a chip
   ):
-    self._config, self._schedule, self._weights, self._slice = config, schedule, weights, its_slice
+    self._config, self._schedule, self._weights, self._slice, self._cores = config, schedule, weights, its_slice, cores
     self._mesh, self._own_loop = weights.mesh, isinstance(schedule, costs.OwnLoop)
     self._itemsize = jnp.dtype(config.dtype).itemsize
     # Of a step, and of a microbatch, that a device has while it computes a layer.
@@ -70,8 +73,9 @@ class Quantities:
     windowed = not self._own_loop and not config.using_pipeline_parallelism
     layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
     of = functools.partial(Columns, config, mesh, schedule, self._slice)
-    inside, outside = map(of, weights.parted(_IN_SCANS if windowed else layers))
-    ends = of(weights.parted(_ANY_LAYERS)[1])
+    layers = _IN_SCANS if windowed else layers
+    inside, outside = map(of, weights.parted(layers))
+    ends = Ends(*(of(each, outside=True) for each in weights.ends(layers)))
     total = lambda column, where=True: np.sum(column, where=where)
     per_repeat = lambda column, where=True: round(total(column, where) / (schedule.repeats * schedule.stages))
     share = lambda column, where: float(total(column, where) / max(total(column), 1.0))
@@ -82,13 +86,10 @@ class Quantities:
     data_axes = data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)
     is_shared = math.prod(mesh.shape[axis] for axis in data_axes) > 1
     has_outside = config.pipeline_parallel_layers != config.num_decoder_layers
-    head = round(total(ends.narrow)) // 2  # the table of embeddings is not gathered
     # The logits' gradient in parts is all-reduced, in float32: so many times what a scatter sends. 0: it is not in parts.
     in_parts = 2 * 4 / self._itemsize if derived.sums_logits_in_parts(config) else 0.0
-    # Weights of a layer outside are gathered three times, those of the logits once, the table of embeddings is not.
-    gathered, of_ends = total(outside.to_gather_narrow), total(ends.to_gather_narrow)
-    reduced = total(outside.reduced) + max(in_parts - 1, 0) * total(ends.reduced) / 2
-    of_logits = of(weights.of_logits() if schedule.stages > 1 and derived.adds_up_logits(config) else {})
+    logits, beside = self._logits(ends)
+    adds_up = schedule.stages > 1 and derived.adds_up_logits(config)
     return costs.Sizes(
         parameters=weights.parameters.totals["bytes_per_device"],
         gradients=gradients(inside.gathered if is_shared else inside.summed),
@@ -119,18 +120,19 @@ class Quantities:
         activations=self._activations(),
         kept=0,
         work=self._held(self._of_microbatch),
-        logits=self._logits(),
-        head=head,
-        head_in_parts=round(in_parts * head),
+        logits=logits,
+        head=ends.head,
+        beside_logits=beside,
+        head_in_parts=round(in_parts * ends.head),
         # The stages share the batch.
         work_outside=self._held(self._tokens / schedule.stages) if schedule.stages > 1 and has_outside else 0,
-        head_sent=round(3 * (gathered - of_ends) + 0.5 * of_ends + reduced),
+        head_sent=round(ends.sent(in_parts)),
         between_slices=(
             per_repeat(inside.gathered_between),
             per_repeat(inside.reduced_between),
-            round(total(outside.reduced_between)),
+            round(ends.between_slices),
         ),
-        of_logits=(round(total(of_logits.narrow / of_logits.shards)), round(total(of_logits.reduced_over_stages))),
+        of_logits=ends.added_up if adds_up else (0, 0),
     )
 
   def keeping(self, kept: Kept, layers: Layers) -> costs.Sizes:
@@ -252,11 +254,19 @@ class Quantities:
     wide = attention / shards(("heads",), config, mesh) + 3 * (hidden / shards(("mlp",), config, mesh))
     return (2 * config.emb_dim + wide) * self._itemsize
 
-  def _logits(self) -> int:
+  def _logits(self, ends: Ends) -> tuple[int, int]:
+    """Returns (`Sizes.logits`, `Sizes.beside_logits`).
+
+    XLA fuses the logits' gradient into the products that read it on a slice of chips of one core (`python -m
+    benchmarks.held_back --model qwen2.5-1.5b qwen2.5-14b qwen3-32b gemma-7b --hlo …`: v5e and v6e). On v5p, of two, most
+    programs write it. Over slices it is taken to be written: peaks of plan_error.md are 17 % too low otherwise.
+    """
     config = self._config
+    is_fused = self._cores == 1 and config.num_slices == 1
     elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
     parts = shards(LOGITS_AXES, config, self._mesh, over_stages=True) * max(config.num_vocab_tiling, 1)
-    return math.ceil(elements * self._itemsize / parts)
+    logits = math.ceil(elements * self._itemsize / parts)
+    return logits, ends.beside(logits, is_fused=is_fused)
 
 
 def own_loop(config: DerivedKeys) -> costs.OwnLoop:
@@ -316,7 +326,8 @@ def predictor(
   weights = Weights(config, parameters, mesh)
   kept_of = functools.cache(lambda schedule: kept_by(config, schedule, layers))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
-  quantities_of = functools.cache(lambda schedule: Quantities(config, schedule, weights, its_slice))
+  cores = chip.cores if chip else None
+  quantities_of = functools.cache(lambda schedule: Quantities(config, schedule, weights, its_slice, cores))
   counted = flops.of_step(config), flops.of_attention(config)
   known: dict[tuple[Schedule, int], tuple[Kept, costs.Sizes, Callable[[], estimate.Work]]] = {}
 

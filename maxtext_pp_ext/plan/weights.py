@@ -55,7 +55,8 @@ class Weight:
 
 
 _STACK = re.compile("layers|scanned_blocks|circular_repeats")  # in the name of a dimension along which layers are stacked
-_OTHERS_THAN_LOGITS = re.compile(r"(?!decoder/logits_dense/)")
+# Paths of the table of embeddings, and of the logits' weight.
+_TABLE, _LOGITS = "token_embedder/", "decoder/logits_dense/"
 
 
 class Weights:
@@ -78,9 +79,10 @@ class Weights:
       self._parted[inside] = counts
     return self._parted[inside]
 
-  def of_logits(self) -> Counts:
-    """The weight of the logits, if it is not the table of embeddings; as one outside of what is `parted`."""
-    return self.parted(_OTHERS_THAN_LOGITS)[1]
+  def ends(self, inside: re.Pattern) -> tuple[Counts, Counts, Counts]:
+    """Returns (the table of embeddings, the logits' weight, which may be that table, what else is outside)."""
+    table, logits = (self.parted(re.compile(f"(?!{path})"))[1] for path in (_TABLE, _LOGITS))
+    return table, logits or table, self.parted(re.compile(f"{inside.pattern}|{_TABLE}|{_LOGITS}"))[1]
 
   @functools.cached_property
   def _rows(self) -> list[tuple[str, float, Weight, Weight]]:
@@ -124,8 +126,8 @@ class Weights:
 class Columns:
   """Weights on a device, in arrays with a value for each: bytes, those of transfers as it sends them, and what holds.
 
-  Collective matmuls count in MaxText's own loop only, not those of `circular`. With one microbatch of another schedule a
-  gradient is no sum over microbatches. `its_slice` says whether one ring goes through all devices.
+  Collective matmuls count in MaxText's own loop and outside of loops, not those of `circular`. With one microbatch of
+  another schedule a gradient is no sum over microbatches. `its_slice` says whether one ring goes through all devices.
   """
 
   def __init__(
@@ -135,6 +137,8 @@ class Columns:
       schedule: CircularSchedule,
       its_slice: Slice | None,
       weights: Counts,
+      *,
+      outside: bool = False,  # of loops of ours
   ):
     own_loop = isinstance(schedule, OwnLoop)
     of = lambda name, kind=float: np.array([getattr(w, name) for w in weights], kind)
@@ -159,11 +163,13 @@ class Columns:
     self.cast = np.where(self.gathered == self.stored, 0.0, self.count / shards)
     self.to_gather, self.to_gather_narrow = (size - size / shards for size in (self.gathered, self.narrow))
     # A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards.
-    self.reduced = self.narrow * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
+    self.among_replicas = self.narrow * 2 * (1 - 1 / replicas) / shards
+    self.reduced = self.to_gather_narrow + self.among_replicas
     # Between slices: a gather fetches the shards of other slices first, then all shards within the slice.
     between = (1 - 1 / slices_of_shards) / self.within_slice
     self.gathered_between = self.gathered * between
-    self.reduced_between = self.narrow * (between + 2 * (1 - 1 / slices_of_replicas) / shards)
+    self.among_replicas_between = self.narrow * 2 * (1 - 1 / slices_of_replicas) / shards
+    self.reduced_between = self.narrow * between + self.among_replicas_between
     # And for the sum over the stages' copies of a weight outside of the pipeline.
     self.reduced_over_stages = 2 * (1 - 1 / slices.get("stage", 1)) * self.narrow / shards
 
@@ -175,7 +181,7 @@ class Columns:
     # XLA gathers it within the products that use it: collective matmul.
     sizes, threshold = of("along") * of("others") * self.itemsize, collective_matmul_from(config)
     made = [is_made(mesh.size, *each, threshold) for each in zip(shards, sizes, strict=True)]
-    possible = own_loop and config.num_slices == 1
+    possible = (own_loop or outside) and config.num_slices == 1
     self.within_products = np.array(made, bool) & possible & (of("others") > 1) & ~self.of_experts
     # The gradient is scattered over all devices, which have no ring through all of them.
     along_ring = config.num_slices == 1 and its_slice is not None and is_one_ring(its_slice.lengths)
@@ -198,6 +204,54 @@ class Columns:
             tokens=tokens,
             itemsize=int(itemsize),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+  """Weights outside of the layers, or of the loops of ours. With `logits_via_embedding` the first two are one array."""
+
+  table: Columns  # of embeddings
+  logits: Columns
+  others: Columns
+
+  @property
+  def head(self) -> int:
+    """Bytes of the logits' weight, gathered, or of its gradient before it is reduced."""
+    return round(np.sum(self.logits.narrow))
+
+  def sent(self, in_parts: float = 0.0) -> float:
+    """Bytes that a device sends in a step for these weights and their gradients.
+
+    The others are gathered three times, the logits' weight once. The table of embeddings is not, nor is its gradient
+    reduced, but among replicas of its shards: tokens travel instead, which are not counted. So its gradient is reduced
+    among them twice if it is the logits' weight, too. `in_parts`: so many times what a reduce-scatter of the logits'
+    gradient sends, if it is summed over parts of the logits.
+    """
+    logits, others = self.logits, self.others
+    of_logits = logits.to_gather_narrow * (1 + (in_parts or 1 + logits.all_reduced))
+    replicated = self.table.among_replicas, logits.among_replicas
+    return sum(map(np.sum, (3 * others.to_gather_narrow, others.reduced, of_logits, *replicated)))
+
+  @property
+  def between_slices(self) -> float:
+    """Of what is sent, bytes over the data-centre network; of the weights themselves only those of the logits."""
+    logits = 2 * self.logits.reduced_between - self.logits.among_replicas_between
+    return sum(map(np.sum, (self.others.reduced_between, self.table.among_replicas_between, logits)))
+
+  @property
+  def added_up(self) -> tuple[int, int]:
+    """Bytes of the gradient of the logits' weight that stages add up, and of what a device sends for that."""
+    return round(np.sum(self.logits.narrow / self.logits.shards)), round(np.sum(self.logits.reduced_over_stages))
+
+  def beside(self, logits: int, *, is_fused: bool) -> int:
+    """Bytes that backward of logits of so many bytes takes beside them.
+
+    A collective matmul reads the logits' gradient from memory. Other products may compute it as they read the logits, and
+    the one of the weights' gradient writes that one whole. `is_fused` says whether they do.
+    """
+    if np.any(self.logits.within_products):
+      return logits
+    return self.head if is_fused else max(logits, self.head)
 
 
 def fills(tile: Mapping[int, int], shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:

@@ -31,10 +31,11 @@ SIZES = costs.Sizes(
     work=13,
     logits=0,
     head=17,
+    beside_logits=17,
     head_sent=19,
     dispatched=5,
 )
-AT_LOGITS = dataclasses.replace(SIZES, logits=200)
+AT_LOGITS = dataclasses.replace(SIZES, logits=200, beside_logits=200)
 SCHEDULE = CircularSchedule(stages=2, microbatches=2, repeats=3)  # 7 iterations
 ONE_MICROBATCH = CircularSchedule(stages=1, microbatches=1, repeats=3)
 GATHER_POLICIES = {

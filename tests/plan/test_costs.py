@@ -31,6 +31,7 @@ SIZES = costs.Sizes(
     work=5,
     logits=700,
     head=30,
+    beside_logits=40,
     head_sent=11,
 )
 

@@ -30,6 +30,7 @@ SIZES = costs.Sizes(
     work=500_000_000,
     logits=1_000_000_000,
     head=1_000_000_000,
+    beside_logits=1_000_000_000,
     head_sent=1_500_000_000,
     groups=((1.0, 16),),
 )

@@ -185,3 +185,44 @@ def test_collective_matmuls_are_those_of_matrices_that_all_devices_of_a_slice_sh
     found[each.along, each.others] += each.count / (each.along * each.others) / 32
   assert found == within
   assert all((each.devices, each.tokens, each.itemsize, each.hops) == (16, 4096.0, 2, 6) for each in of)
+
+
+SMALL, LARGE = 2 * 151936 * 1536, 2 * 152064 * 5120  # weights of the logits: Qwen2.5 1.5B, whose table it is, and 14B
+LOGITS = 2 * 8192 * 151936  # of 1.5B, four sequences of 2048
+
+
+@pytest.mark.parametrize(
+    "model, keys, cores, head, sent, beside",
+    [
+        # Gathered once; all-reduced, as 384 columns fill no tile; then among the stages, as those of a table are, too.
+        ("1.5b", ["compile_topology=v5e-8", "ici_pipeline_parallelism=2"], 1, SMALL, 3 * 3 / 4 + 2 / 4, SMALL),
+        ("1.5b", ["compile_topology=v5e-8", "ici_pipeline_parallelism=2"], 2, SMALL, 3 * 3 / 4 + 2 / 4, LOGITS),
+        ("1.5b", ["compile_topology=v5e-8", "ici_pipeline_parallelism=2"], None, SMALL, 3 * 3 / 4 + 2 / 4, LOGITS),
+        # A collective matmul scatters the gradient.
+        ("1.5b", ["compile_topology=v5e-8"], 1, SMALL, 2 * 7 / 8, LOGITS),
+        # 320 rows fill tiles. The table's gradient is reduced among the stages only.
+        ("14b", ["compile_topology=v5e-64", "ici_pipeline_parallelism=4"], 1, LARGE, 2 * 15 / 16 + 2 * 1.5 / 16, LARGE),
+        # All 64 devices shard it, through which no ring goes.
+        ("14b", ["compile_topology=v5e-64"], 1, LARGE, 3 * 63 / 64, LARGE),
+        # Replicas add up what is sharded.
+        (
+            "14b",
+            ["compile_topology=v5e-64", "ici_data_parallelism=4", "ici_fsdp_parallelism=16"],
+            1,
+            LARGE,
+            2 * 15 / 16 + 2 * 1.5 / 16,
+            LARGE,
+        ),
+    ],
+)
+def test_the_logits_weight_is_gathered_and_a_table_of_embeddings_is_not(model, keys, cores, head, sent, beside):
+  sizes = ["per_device_batch_size=4", "max_target_length=2048", "attention=dot_product"]
+  given = [f"model_name=qwen2.5-{model}", "ici_fsdp_parallelism=-1", "pipeline_impl=circular_bsw", *sizes]
+  config = run_config.read_without_run([*given, "dataset_type=synthetic", "allow_split_physical_axes=True", *keys])
+  parameters, mesh = abstract_model.explained(config)
+  its_slice = topology.slice_of("v5e", mesh.size)
+  of_weights = weights.Weights(config, parameters, mesh)
+  found = quantities.Quantities(config, run_config.schedule_of(config), of_weights, its_slice, cores).sizes
+  assert found.head == head
+  assert found.head_sent == pytest.approx(sent * head, rel=1e-3)  # the last norm is small
+  assert found.beside_logits == beside
