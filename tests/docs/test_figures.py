@@ -26,6 +26,7 @@ SENTENCES: dict[str, Callable[[], Iterator[str]]] = {
     "docs/how-it-works.md": computed.how_it_works,
     "docs/parity.md": computed.parity,
     "docs/quantization.md": computed.quantization,
+    "docs/releasing.md": comparison.releasing,
     "docs/reliability.md": computed.reliability,
     "docs/seconds.md": seconds.seconds,
     "docs/trainer-parity.md": computed.trainer_parity,

@@ -1,11 +1,20 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""README.md and docs/differences.md."""
+"""README.md, docs/differences.md and docs/releasing.md."""
 
 from collections.abc import Iterator
 
 from benchmarks import first_page, shapes
-from tests.docs.figures.results import beside_compute, compiled, hidden, in_8_microbatches, percent, table, wall_time
+from tests.docs.figures.results import (
+    beside_compute,
+    compiled,
+    hidden,
+    in_8_microbatches,
+    percent,
+    Step,
+    table,
+    wall_time,
+)
 
 _GATHERS = ("forward gathers", "backward gathers")
 
@@ -52,3 +61,19 @@ def differences() -> Iterator[str]:
       reductions; of the seconds that these take, {percent(hidden("circular_bsw"))} are hidden |"""
   yield f"""| BSW takes {wall_time("host BSW"):.2f} × the step time of the plain pipeline on virtual CPU devices |
       {wall_time("circular_bsw"):.2f} × |"""
+
+
+def releasing() -> Iterator[str]:
+  newest = table("newest_libtpu")
+
+  def seconds(shape: str, impl: str) -> tuple[str, str]:
+    name, figures = next((name, row) for name, row in newest[shape].items() if shapes.implementation_of(name) == impl)
+    return f"{Step(figures).seconds:.2f} s", f"({compiled(shape, *name.split(', ')).seconds:.2f} s"
+
+  (none, none_), (window, window_), (stages, stages_) = (
+      seconds("llama3-70b", impl) for impl in ("none", "window", "circular_bsw")
+  )
+  yield f"""Llama 3 70B takes {none} without a pipeline {none_} with the constraints), {window} in the window {window_}),
+      {stages} in the pipeline {stages_});"""
+  (window, window_), (stages, stages_) = (seconds("mixtral-8x7b-dropless", impl) for impl in ("window", "circular_bsw"))
+  yield f"Mixtral 8x7B, best flags, {window} in the window {window_}), {stages} in the pipeline {stages_})."
