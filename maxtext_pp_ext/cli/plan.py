@@ -278,7 +278,7 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
       "bubble_fraction": schedule.bubble_fraction if schedule else 0.0,
       "fits": found.fits(candidate),
       "missing": dict(zip(("device", "host"), found.missing(candidate.costs), strict=True)),
-      "nearly_full": found.nearly_full(candidate),
+      "nearly_full": found.nearly_full(candidate.costs.peak),
       **labels.costs_dict(candidate.costs),
       "seconds": candidate.seconds,
       "tokens": candidate.tokens,

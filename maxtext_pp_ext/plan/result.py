@@ -124,9 +124,9 @@ class Plan:
     first = bubble if candidate.seconds is None else candidate.seconds / candidate.tokens
     return (0, first, candidate.costs.sent / candidate.tokens, candidate.costs.peak)
 
-  def nearly_full(self, candidate: Candidate) -> bool:
-    """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""
-    return self.memory_limit is not None and NEARLY_FULL * self.memory_limit < candidate.costs.peak <= self.memory_limit
+  def nearly_full(self, peak: int) -> bool:
+    """Whether so many bytes fit and leave little room. What XLA arranges in memory may need more than is in use."""
+    return self.memory_limit is not None and NEARLY_FULL * self.memory_limit < peak <= self.memory_limit
 
 
 def divisions(sequences: int, devices: int) -> list[dict[str, Any]]:

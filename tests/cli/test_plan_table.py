@@ -11,7 +11,7 @@ from maxtext_pp_ext.cli import plan
 from maxtext_pp_ext.cli.tables import labels
 from maxtext_pp_ext.cli.tables import plan as table
 from maxtext_pp_ext.plan import costs
-from maxtext_pp_ext.plan.result import Candidate, Plan
+from maxtext_pp_ext.plan.result import Candidate, Plan, Remedy
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 from maxtext_pp_ext.schedule.moves import transfers
 
@@ -124,3 +124,20 @@ def test_each_part_has_a_label_of_its_own(stages):
       (labels.SENT, costs.Sent),
   ):
     assert set(of_enum) == set(enum) and len(set(of_enum.values())) == len(enum)
+
+
+@pytest.mark.parametrize(
+    "memory, missing, said",
+    [(700, 0, "700 B, fits"), (900, 0, "900 B, fits, nearly full (?)"), (1200, 200, "1.2 kB, lacks 200 B")],
+)
+def test_an_advice_that_nearly_fills_a_device_says_so_as_rows_do(memory, missing, said):
+  remedy = Remedy(
+      keys={"per_device_batch_size": 1},
+      before={"per_device_batch_size": 4},
+      memory=memory,
+      candidate={},
+      missing=missing,
+  )
+  found = Plan(devices=8, num_slices=1, chip=None, memory_limit=1000, host_limit=None, remedies=[remedy])
+  result = {"remedies": [], "device_memory": 1000, "candidates": []}
+  assert [*table._remedies(result, found)] == [f"  per_device_batch_size=1 (now 4): {said}"]

@@ -140,7 +140,8 @@ def _remedies(result: dict[str, Any], found: Any) -> Iterator[str]:
         f"{_OPTIONS.get(key, f'{key}=')}{value_text(value)} (now {_now(remedy.before[key])})"
         for key, value in remedy.keys.items()
     )
-    ends = f"lacks {units.bytes_text(remedy.missing)}" if remedy.missing else "fits"
+    fits = "fits, nearly full (?)" if found.nearly_full(remedy.memory) else "fits"
+    ends = f"lacks {units.bytes_text(remedy.missing)}" if remedy.missing else fits
     yield f"  {keys}: {units.bytes_text(remedy.memory)}, {ends}"
 
 
