@@ -357,7 +357,7 @@ SHAPES = {
             "per_device_batch_size": 2,
             "max_target_length": 4096,
         },
-        kept=_ATTENTION_OFFLOADED,
+        kept=_KEPT,
     ),
 }
 

@@ -42,6 +42,7 @@ _IN_LAYERS = re.compile(rf"decoder/({_LAYERS})/")
 # program of a layer shows.
 _WITHIN_LAYERS = ("tensor", "tensor_transpose", "tensor_sequence", "context", "context_usp_ulysses")
 _GATHERS = "all_gather"
+_FUSE_GRADIENT_OF_LOGITS = ("v5e", "v6e")  # chips
 # Costs per device and step, and estimated seconds.
 Predicted = tuple[costs.Costs, estimate.Estimate | None]
 
@@ -55,9 +56,8 @@ class Quantities:
       schedule: CircularSchedule,
       weights: Weights,
       its_slice: torus.Slice | None = None,
-      cores: int | None = None,  # of a chip
   ):
-    self._config, self._schedule, self._weights, self._slice, self._cores = config, schedule, weights, its_slice, cores
+    self._config, self._schedule, self._weights, self._slice = config, schedule, weights, its_slice
     self._mesh, self._own_loop = weights.mesh, isinstance(schedule, costs.OwnLoop)
     self._itemsize = jnp.dtype(config.dtype).itemsize
     # Of a step, and of a microbatch, that a device has while it computes a layer.
@@ -74,8 +74,9 @@ class Quantities:
     layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
     of = functools.partial(Columns, config, mesh, schedule, self._slice)
     layers = _IN_SCANS if windowed else layers
-    inside, outside = map(of, weights.parted(layers))
-    ends = Ends(*(of(each, outside=True) for each in weights.ends(layers)))
+    of_inside, of_outside = weights.parted(layers)
+    inside, outside = of(of_inside), of(of_outside, outside=True)
+    ends = self._ends(of, layers)
     total = lambda column, where=True: np.sum(column, where=where)
     per_repeat = lambda column, where=True: round(total(column, where) / (schedule.repeats * schedule.stages))
     share = lambda column, where: float(total(column, where) / max(total(column), 1.0))
@@ -86,9 +87,7 @@ class Quantities:
     data_axes = data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)
     is_shared = math.prod(mesh.shape[axis] for axis in data_axes) > 1
     has_outside = config.pipeline_parallel_layers != config.num_decoder_layers
-    # The logits' gradient in parts is all-reduced, in float32: so many times what a scatter sends. 0: it is not in parts.
-    in_parts = 2 * 4 / self._itemsize if derived.sums_logits_in_parts(config) else 0.0
-    logits, beside = self._logits(ends)
+    logits = self._logits()
     adds_up = schedule.stages > 1 and derived.adds_up_logits(config)
     return costs.Sizes(
         parameters=weights.parameters.totals["bytes_per_device"],
@@ -122,11 +121,11 @@ class Quantities:
         work=self._held(self._of_microbatch),
         logits=logits,
         head=ends.head,
-        beside_logits=beside,
-        head_in_parts=round(in_parts * ends.head),
+        beside_logits=ends.beside(logits, is_fused=self._fuses_gradient_of_logits()),
+        head_in_parts=round(ends.in_parts * ends.head),
         # The stages share the batch.
         work_outside=self._held(self._tokens / schedule.stages) if schedule.stages > 1 and has_outside else 0,
-        head_sent=round(ends.sent(in_parts)),
+        head_sent=round(ends.sent),
         between_slices=(
             per_repeat(inside.gathered_between),
             per_repeat(inside.reduced_between),
@@ -254,19 +253,27 @@ class Quantities:
     wide = attention / shards(("heads",), config, mesh) + 3 * (hidden / shards(("mlp",), config, mesh))
     return (2 * config.emb_dim + wide) * self._itemsize
 
-  def _logits(self, ends: Ends) -> tuple[int, int]:
-    """Returns (`Sizes.logits`, `Sizes.beside_logits`).
+  def _ends(self, of: Callable[..., Columns], layers: re.Pattern) -> Ends:
+    in_parts = 2 * 4 / self._itemsize if derived.sums_logits_in_parts(self._config) else 0.0
+    tables, logits, others = (of(each, outside=True) for each in self._weights.ends(layers))
+    in_products = bool(getattr(self._config, "use_iota_embed", False))
+    return Ends(tables, logits, others, in_products=in_products, in_parts=in_parts)
 
-    XLA fuses the logits' gradient into the products that read it on a slice of chips of one core (`python -m
-    benchmarks.held_back --model qwen2.5-1.5b qwen2.5-14b qwen3-32b gemma-7b --hlo …`: v5e and v6e). On v5p, of two, most
-    programs write it. Over slices it is taken to be written: peaks of plan_error.md are 17 % too low otherwise.
-    """
+  def _logits(self) -> int:
     config = self._config
-    is_fused = self._cores == 1 and config.num_slices == 1
     elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
     parts = shards(LOGITS_AXES, config, self._mesh, over_stages=True) * max(config.num_vocab_tiling, 1)
-    logits = math.ceil(elements * self._itemsize / parts)
-    return logits, ends.beside(logits, is_fused=is_fused)
+    return math.ceil(elements * self._itemsize / parts)
+
+  def _fuses_gradient_of_logits(self) -> bool:
+    """Whether XLA computes the logits' gradient within the products that read it.
+
+    On v5e and v6e it does (`python -m benchmarks.held_back --model qwen2.5-1.5b qwen2.5-14b qwen3-32b gemma-7b`), on
+    v5p most programs write it. Of other chips nobody knows. Over slices it is taken to be written, though some programs
+    do not: the window of `llama3-8b-2-slices` needs it.
+    """
+    is_known = self._slice is not None and self._slice.name.partition("-")[0] in _FUSE_GRADIENT_OF_LOGITS
+    return is_known and self._config.num_slices == 1
 
 
 def own_loop(config: DerivedKeys) -> costs.OwnLoop:
@@ -283,6 +290,10 @@ def not_counted(config: DerivedKeys) -> list[str]:
     missing.append("what set_remat_policy_on_pipeline_iterations=False keeps, which is all that backward needs")
   if getattr(config, "use_batch_split_schedule", False):
     missing.append("what the batch-split schedule keeps without a pipeline, where remat_policy has no effect")
+  if getattr(config, "mtp_num_layers", 0):
+    missing.append("the memory of multi-token prediction (mtp_num_layers)")
+  if getattr(config, "use_multimodal", False):
+    missing.append("the memory of encoders of images and sounds (use_multimodal)")
   if config.num_experts > 1 and config.dcn_expert_parallelism > 1:
     missing.append("the time in which tokens go to experts of other slices")
   if config.num_experts > 1 and not has_formulas(config):
@@ -326,8 +337,7 @@ def predictor(
   weights = Weights(config, parameters, mesh)
   kept_of = functools.cache(lambda schedule: kept_by(config, schedule, layers))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
-  cores = chip.cores if chip else None
-  quantities_of = functools.cache(lambda schedule: Quantities(config, schedule, weights, its_slice, cores))
+  quantities_of = functools.cache(lambda schedule: Quantities(config, schedule, weights, its_slice))
   counted = flops.of_step(config), flops.of_attention(config)
   known: dict[tuple[Schedule, int], tuple[Kept, costs.Sizes, Callable[[], estimate.Work]]] = {}
 

@@ -55,8 +55,9 @@ class Weight:
 
 
 _STACK = re.compile("layers|scanned_blocks|circular_repeats")  # in the name of a dimension along which layers are stacked
-# Paths of the table of embeddings, and of the logits' weight.
+# Paths of the table of embeddings, of all tables whose rows are looked up, and of the logits' weight.
 _TABLE, _LOGITS = "token_embedder/", "decoder/logits_dense/"
+_TABLES = f"{_TABLE}|decoder/position_embedder/|decoder/per_layer_embedder/embed_tokens"
 
 
 class Weights:
@@ -80,9 +81,9 @@ class Weights:
     return self._parted[inside]
 
   def ends(self, inside: re.Pattern) -> tuple[Counts, Counts, Counts]:
-    """Returns (the table of embeddings, the logits' weight, which may be that table, what else is outside)."""
-    table, logits = (self.parted(re.compile(f"(?!{path})"))[1] for path in (_TABLE, _LOGITS))
-    return table, logits or table, self.parted(re.compile(f"{inside.pattern}|{_TABLE}|{_LOGITS}"))[1]
+    """Returns (tables of embeddings, the logits' weight, which may be one of them, what else is outside)."""
+    tables, table, logits = (self.parted(re.compile(f"(?!{paths})"))[1] for paths in (_TABLES, _TABLE, _LOGITS))
+    return tables, logits or table, self.parted(re.compile(f"{inside.pattern}|{_TABLES}|{_LOGITS}"))[1]
 
   @functools.cached_property
   def _rows(self) -> list[tuple[str, float, Weight, Weight]]:
@@ -148,7 +149,7 @@ class Columns:
     slices_of_shards, slices_of_replicas = over("gathered_over", slices), over("replicas_over", slices)
     stored_itemsize = np.array([w.dtype.itemsize for w in weights], float)
     self._mesh, self._its_slice, self._weights = mesh, its_slice, weights
-    self.shards, self.within_slice = shards, shards / slices_of_shards
+    self.shards, self.replicas, self.within_slice = shards, replicas, shards / slices_of_shards
     self.count, self.of_experts = np.array([*weights.values()], float), of("of_experts", bool)
     # Of storage or compute, whichever is narrower.
     self.itemsize = np.minimum(stored_itemsize, jnp.dtype(config.dtype).itemsize)
@@ -167,9 +168,9 @@ class Columns:
     self.reduced = self.to_gather_narrow + self.among_replicas
     # Between slices: a gather fetches the shards of other slices first, then all shards within the slice.
     between = (1 - 1 / slices_of_shards) / self.within_slice
-    self.gathered_between = self.gathered * between
+    self.gathered_between, self.narrow_between = self.gathered * between, self.narrow * between
     self.among_replicas_between = self.narrow * 2 * (1 - 1 / slices_of_replicas) / shards
-    self.reduced_between = self.narrow * between + self.among_replicas_between
+    self.reduced_between = self.narrow_between + self.among_replicas_between
     # And for the sum over the stages' copies of a weight outside of the pipeline.
     self.reduced_over_stages = 2 * (1 - 1 / slices.get("stage", 1)) * self.narrow / shards
 
@@ -208,35 +209,43 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-  """Weights outside of the layers, or of the loops of ours. With `logits_via_embedding` the first two are one array."""
+  """Weights outside of the layers, or of the loops of ours. With `logits_via_embedding` a table is the logits' weight."""
 
-  table: Columns  # of embeddings
+  tables: Columns  # of embeddings
   logits: Columns
   others: Columns
+  in_products: bool = False  # whether the tables are multiplied with one-hot rows, and not looked up
+  # What a sum over parts of the logits makes of each byte of their weight's gradient, which is all-reduced in float32;
+  # 0: there are no parts.
+  in_parts: float = 0.0
 
   @property
   def head(self) -> int:
     """Bytes of the logits' weight, gathered, or of its gradient before it is reduced."""
     return round(np.sum(self.logits.narrow))
 
-  def sent(self, in_parts: float = 0.0) -> float:
+  @property
+  def sent(self) -> float:
     """Bytes that a device sends in a step for these weights and their gradients.
 
-    The others are gathered three times, the logits' weight once. The table of embeddings is not, nor is its gradient
-    reduced, but among replicas of its shards: tokens travel instead, which are not counted. So its gradient is reduced
-    among them twice if it is the logits' weight, too. `in_parts`: so many times what a reduce-scatter of the logits'
-    gradient sends, if it is summed over parts of the logits.
+    The others are gathered three times, as layers are, the logits' weight once, for forward and backward. A table that is
+    looked up is not, nor is its gradient reduced but among replicas of its shards: tokens travel instead, which are not
+    counted. So the gradient is reduced among them twice if the table is the logits' weight, too.
     """
-    logits, others = self.logits, self.others
-    of_logits = logits.to_gather_narrow * (1 + (in_parts or 1 + logits.all_reduced))
-    replicated = self.table.among_replicas, logits.among_replicas
-    return sum(map(np.sum, (3 * others.to_gather_narrow, others.reduced, of_logits, *replicated)))
+    of_logits, of_tables = _once(self.logits), self.tables.among_replicas
+    if self.in_parts:
+      devices = self.logits.shards * self.logits.replicas
+      of_logits = self.logits.to_gather_narrow + self.in_parts * self.logits.narrow * (1 - 1 / devices)
+    of_others = 3 * self.others.to_gather_narrow + self.others.reduced
+    return sum(map(np.sum, (of_others, of_logits, _once(self.tables) if self.in_products else of_tables)))
 
   @property
   def between_slices(self) -> float:
-    """Of what is sent, bytes over the data-centre network; of the weights themselves only those of the logits."""
-    logits = 2 * self.logits.reduced_between - self.logits.among_replicas_between
-    return sum(map(np.sum, (self.others.reduced_between, self.table.among_replicas_between, logits)))
+    """Of what is sent, bytes over the data-centre network; of the others only gradients."""
+    in_products = 2.0 if self.in_products else 0.0
+    of_tables = self.tables.among_replicas_between + in_products * self.tables.narrow_between
+    of_logits = self.logits.among_replicas_between + 2 * self.logits.narrow_between
+    return sum(map(np.sum, (self.others.reduced_between, of_tables, of_logits)))
 
   @property
   def added_up(self) -> tuple[int, int]:
@@ -252,6 +261,11 @@ class Ends:
     if np.any(self.logits.within_products):
       return logits
     return self.head if is_fused else max(logits, self.head)
+
+
+def _once(weights: Columns) -> np.ndarray:
+  """What is sent of weights that are gathered once, and of their gradients, which products compute."""
+  return weights.to_gather_narrow * (2 + weights.all_reduced) + weights.among_replicas
 
 
 def fills(tile: Mapping[int, int], shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:

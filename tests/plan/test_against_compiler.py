@@ -25,7 +25,7 @@ _SLOW = re.compile(
     r"|stages=(?!2 |4 repeats=4 microbatches=8 embed=2048)"
 )
 # How far peak memory and bytes sent may be off. The compiler chooses how to gather what is gathered as it is used.
-BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.06), "circular": (0.13, 0.30), "none": (0.17, 0.17)}
+BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.17, 0.17)}
 # Of models with experts, the buffers of their dispatch included.
 BOUNDS_WITH_EXPERTS = (0.10, 0.15)
 ALL = {f"{case.title}, {case.impl}": case for case in plan_error.cases()}
@@ -41,8 +41,10 @@ QUICK = [
     and not (_CHANGES_NOTHING.match(case.impl) or _SLOW.match(name))
 ]
 EXPERTS = ("mixtral", "deepseek", "qwen3-235b", "gpt-oss", "llama4")
-# The compiler needs a tenth less for its pipelines.
+# Its pipelines need less; nobody has found why.
 OFF = "llama3-8b-v6e"
+# Gradients of the logits' weights are all-reduced there, and not scattered; nobody has found why.
+ALL_REDUCED = "llama3-8b-dcn", "llama3-8b-2-slices"
 # Narrow layers in two stages need more than plan counts.
 TWO_STAGES = "stages=2 repeats=8 microbatches=8 embed=2048"
 # Seconds this close are no order: projections of the same keys differ by as much from one compiler to the next.
@@ -68,10 +70,11 @@ def test_there_is_something_to_compare_with():
 def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   case, (costs, estimate) = CASES[name], predicted(name)
   impl = shapes.implementation_of(case.impl)
-  memory, sent = BOUNDS_WITH_EXPERTS if case.title.startswith(EXPERTS) else BOUNDS.get(impl, (0.13, 0.07))
+  memory, sent = BOUNDS_WITH_EXPERTS if case.title.startswith(EXPERTS) else BOUNDS.get(impl, (0.13, 0.05))
   memory = 0.15 if case.title == OFF and impl in ("circular_bsw", "circular_ag_once") else memory
   memory = 0.11 if (case.title, impl) == ("mixtral-8x7b-8-batches", "window") else memory
   memory = 0.10 if (case.title, impl) == (TWO_STAGES, "circular_bsw") else memory
+  sent = max(sent, 0.07) if case.title in ALL_REDUCED else sent
   assert costs.peak / 1e9 == pytest.approx(case.figures["peak_GB"], rel=memory)
   assert costs.sent / 1e9 == pytest.approx(case.figures["wire_total_GB"], rel=sent)
   assert estimate.at_least < estimate.seconds <= estimate.at_most

@@ -189,40 +189,60 @@ def test_collective_matmuls_are_those_of_matrices_that_all_devices_of_a_slice_sh
 
 SMALL, LARGE = 2 * 151936 * 1536, 2 * 152064 * 5120  # weights of the logits: Qwen2.5 1.5B, whose table it is, and 14B
 LOGITS = 2 * 8192 * 151936  # of 1.5B, four sequences of 2048
+STAGES, SLICES = ["ici_pipeline_parallelism=2"], ["compile_topology_num_slices=2", "dcn_data_parallelism=2"]
+REPLICAS = ["ici_data_parallelism=4", "ici_fsdp_parallelism=16"]
+IN_PARTS = ["num_vocab_tiling=4", "vocab_tiling_ag_once=True"]
 
 
 @pytest.mark.parametrize(
-    "model, keys, cores, head, sent, beside",
+    "model, topology, keys, head, sent, beside",
     [
         # Gathered once; all-reduced, as 384 columns fill no tile; then among the stages, as those of a table are, too.
-        ("1.5b", ["compile_topology=v5e-8", "ici_pipeline_parallelism=2"], 1, SMALL, 3 * 3 / 4 + 2 / 4, SMALL),
-        ("1.5b", ["compile_topology=v5e-8", "ici_pipeline_parallelism=2"], 2, SMALL, 3 * 3 / 4 + 2 / 4, LOGITS),
-        ("1.5b", ["compile_topology=v5e-8", "ici_pipeline_parallelism=2"], None, SMALL, 3 * 3 / 4 + 2 / 4, LOGITS),
+        ("1.5b", "v5e-8", STAGES, SMALL, 3 * 3 / 4 + 2 / 4, SMALL),
+        ("1.5b", "v5p-16", STAGES, SMALL, 3 * 3 / 4 + 2 / 4, LOGITS),
+        ("1.5b", "tpu7x-8", STAGES, SMALL, 3 * 3 / 4 + 2 / 4, LOGITS),
+        ("1.5b", "v5e-8", [*STAGES, *SLICES], SMALL, 3 * 3 / 4 + 2 * 1.5 / 4, LOGITS),
         # A collective matmul scatters the gradient.
-        ("1.5b", ["compile_topology=v5e-8"], 1, SMALL, 2 * 7 / 8, LOGITS),
+        ("1.5b", "v5e-8", [], SMALL, 2 * 7 / 8, LOGITS),
         # 320 rows fill tiles. The table's gradient is reduced among the stages only.
-        ("14b", ["compile_topology=v5e-64", "ici_pipeline_parallelism=4"], 1, LARGE, 2 * 15 / 16 + 2 * 1.5 / 16, LARGE),
+        ("14b", "v5e-64", ["ici_pipeline_parallelism=4"], LARGE, 2 * 15 / 16 + 2 * 1.5 / 16, LARGE),
         # All 64 devices shard it, through which no ring goes.
-        ("14b", ["compile_topology=v5e-64"], 1, LARGE, 3 * 63 / 64, LARGE),
+        ("14b", "v5e-64", [], LARGE, 3 * 63 / 64, LARGE),
         # Replicas add up what is sharded.
-        (
-            "14b",
-            ["compile_topology=v5e-64", "ici_data_parallelism=4", "ici_fsdp_parallelism=16"],
-            1,
-            LARGE,
-            2 * 15 / 16 + 2 * 1.5 / 16,
-            LARGE,
-        ),
+        ("14b", "v5e-64", REPLICAS, LARGE, 2 * 15 / 16 + 2 * 1.5 / 16, LARGE),
+        # The table is an operand of a product, too, whose 320 columns fill no tile.
+        ("14b", "v5e-64", [*REPLICAS, "use_iota_embed=True"], LARGE, 5 * 15 / 16 + 2 * 1.5 / 16, LARGE),
+        # In parts it is all-reduced whole, over all devices, with four bytes.
+        ("14b", "v5e-64", [*REPLICAS, *IN_PARTS], LARGE, 15 / 16 + 4 * 63 / 64 + 1.5 / 16, LARGE),
+        # Logits that are smaller than their weight.
+        ("14b", "v5p-128", IN_PARTS, LARGE, 63 / 64 + 4 * 63 / 64, LARGE),
     ],
 )
-def test_the_logits_weight_is_gathered_and_a_table_of_embeddings_is_not(model, keys, cores, head, sent, beside):
+def test_the_logits_weight_is_gathered_and_a_table_of_embeddings_is_not(model, topology, keys, head, sent, beside):
   sizes = ["per_device_batch_size=4", "max_target_length=2048", "attention=dot_product"]
   given = [f"model_name=qwen2.5-{model}", "ici_fsdp_parallelism=-1", "pipeline_impl=circular_bsw", *sizes]
-  config = run_config.read_without_run([*given, "dataset_type=synthetic", "allow_split_physical_axes=True", *keys])
-  parameters, mesh = abstract_model.explained(config)
-  its_slice = topology.slice_of("v5e", mesh.size)
-  of_weights = weights.Weights(config, parameters, mesh)
-  found = quantities.Quantities(config, run_config.schedule_of(config), of_weights, its_slice, cores).sizes
+  given += [f"compile_topology={topology}", "dataset_type=synthetic", "allow_split_physical_axes=True"]
+  found, _ = sizes_of([*given, *keys], topology)
   assert found.head == head
   assert found.head_sent == pytest.approx(sent * head, rel=1e-3)  # the last norm is small
   assert found.beside_logits == beside
+
+
+def test_tables_that_layers_look_up_are_not_gathered():
+  """Gemma 4 E2B has one for each layer, of 2 · 262144 · 35 · 256 bytes."""
+  given = ["model_name=gemma4-e2b", "compile_topology=v6e-64", "ici_fsdp_parallelism=-1", "scan_layers=False"]
+  found, parameters = sizes_of([*given, "per_device_batch_size=1", "dataset_type=synthetic"], "v6e-64")
+  assert [
+      2 * row.layout.shape[0] * row.layout.shape[1] for row in parameters.rows if "tokens_per_layer" in row.layout.path
+  ]
+  assert found.head_sent < 4e9
+
+
+def sizes_of(given, name):
+  config = run_config.read_without_run(given)
+  parameters, mesh = abstract_model.explained(config)
+  its_slice = topology.slice_of(name.partition("-")[0], mesh.size // config.num_slices)
+  of_weights = weights.Weights(config, parameters, mesh)
+  ours = config.pipeline_impl != "host"
+  schedule = run_config.schedule_of(config) if ours else quantities.own_loop(config)
+  return quantities.Quantities(config, schedule, of_weights, its_slice).sizes, parameters
