@@ -85,7 +85,8 @@ def test_the_table_has_what_plan_predicts_now(name):
   case = ALL[name]
   table = tables.read(compile_step.RESULTS / "plan_error.json").get(case.title, {}).get(case.impl)
   words = f"{name}: the table has other predictions, or none. Run `python -m benchmarks.plan_error`."
-  assert table == pytest.approx(plan_error.figures(*predicted(name)), rel=1e-6), words
+  # Another version of jax may write a layer's operations differently.
+  assert table == pytest.approx(plan_error.figures(*predicted(name)), rel=1e-4), words
 
 
 @pytest.mark.parametrize("impl", ["circular_bsw"])
