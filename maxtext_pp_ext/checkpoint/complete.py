@@ -83,7 +83,7 @@ def lacking_of_optimizer(stored: Mapping[Path, Shape], saved: Mapping[Path, Save
 
 _HINT = (
     "If the run that wrote it had another optimizer, or other keys that add state, give these keys with --from, such as "
-    "--from opt_type=sgd. Otherwise the checkpoint is damaged."
+    "--from opt_type=adamw. Otherwise the checkpoint is damaged."
 )
 
 

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   maxtext.check_numbers({"--devices": args.devices}, most=run_config.MOST_DEVICES)
+  maxtext.check_given(args.maxtext_args)
   if problems := maxtext.problems(args.maxtext_args):
     result = {"errors": problems, "warnings": [], "devices": None}
   else:

@@ -99,6 +99,7 @@ class Target:
 def run(args: argparse.Namespace) -> int:
   names = maxtext.listed(_DEFAULT) if args.impl is None else args.impl
   _check(args, names)
+  maxtext.check_given(args.maxtext_args)
   maxtext.check_arguments(args.maxtext_args)
   machine = child.Machine(os.environ.get("JAX_PLATFORMS"))  # as it is before `prepare`
   maxtext.prepare()

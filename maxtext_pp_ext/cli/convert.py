@@ -7,9 +7,9 @@
 CONFIG and keys are those of the run that is to load DST. The layout of SRC, with or without a pipeline, is inferred from
 its arrays. They have to be all that MaxText saves of a run in that layout, and no more. --from gives keys of the run
 that wrote SRC that cannot be inferred, such as its optimizer. Parameters, optimizer state, biases of experts and scales
-of fp8 are carried over, bit by bit. Arrays of no layer pass unchanged. SRC is not touched. DST must not exist. It
-appears when it is complete and has been read back. No accelerators are needed, and memory for a few chunks of one
-parameter.
+of fp8 are carried over, bit by bit. Arrays of no layer pass unchanged. SRC is not touched, and nothing that exists at DST
+is overwritten. The new checkpoint appears when it is complete and has been read back. No accelerators are needed, and
+memory for a few chunks of one parameter.
 
 SRC is a checkpoint (.../checkpoints/100, with or without /items) or a run's checkpoints folder, of which the last
 checkpoint is taken (--step: another). DST is the same kind of folder.
@@ -28,7 +28,9 @@ from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS, refusing
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.usage = "maxtext-pp convert SRC DST CONFIG key=value ... [--step STEP] [--from key=value] [--dry-run] [--json]"
   parser.add_argument("source", metavar="SRC", help="checkpoint, or folder of checkpoints")
-  parser.add_argument("destination", metavar="DST", help="where to write; must not exist")
+  parser.add_argument(
+      "destination", metavar="DST", help="where to write: a folder, to which a step is added, or what does not exist"
+  )
   parser.add_argument("--step", type=int, help="which checkpoint of a folder (default: the last)")
   parser.add_argument(
       "--from",
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
       metavar="key=value",
       action="append",
       default=[],
-      help="a key with another value in the run that wrote SRC, e.g. opt_type=sgd; may be repeated",
+      help="a key with another value in the run that wrote SRC, such as opt_type=adamw; may be repeated",
   )
   parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
 
@@ -68,7 +70,9 @@ def _keys(assignments: list[str]) -> dict[str, object]:
   import yaml  # pylint: disable=import-outside-toplevel
 
   if wrong := [text for text in assignments if "=" not in text]:
-    raise CommandError(f"--from {wrong[0]}: not key=value")
+    raise CommandError(f"--from {wrong[0]}: not key=value, such as opt_type=adamw")
+  if unknown := maxtext.problems(assignments):
+    raise CommandError("\n".join(f"--from: {each}" for each in unknown))
   try:
     return {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in assignments)}
   except yaml.YAMLError as error:

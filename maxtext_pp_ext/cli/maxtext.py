@@ -61,7 +61,7 @@ def problems(maxtext_args: Sequence[str]) -> list[str]:
   for i, argument in enumerate(maxtext_args):
     if argument.endswith(".yml") and not i:
       if not os.path.isfile(arguments.yml_file(argument)):
-        raise CommandError(f"There is no file {argument}.")
+        raise CommandError(f"{argument} is a folder." if os.path.isdir(argument) else f"There is no file {argument}.")
     elif not argument.partition("=")[0] or "=" not in argument:
       raise CommandError(f"{argument!r} is neither a leading .yml file nor key=value.")
   _set_environment()
@@ -72,6 +72,13 @@ def check_arguments(maxtext_args: Sequence[str]) -> None:
   """Raises CommandError unless these are arguments of MaxText, with names that exist. It does not import MaxText."""
   if found := problems(maxtext_args):
     raise CommandError("\n".join(found))
+
+
+def check_given(maxtext_args: Sequence[str]) -> None:
+  """Raises CommandError if the arguments are none, or a file without keys: a run of MaxText's defaults is nobody's."""
+  if not maxtext_args or arguments.given(maxtext_args) == {}:
+    has_none = f"{maxtext_args[0]} has no keys." if maxtext_args else "Which run?"
+    raise CommandError(f"{has_none} Give a .yml file with its keys, or key=value, such as model_name=llama3-8b.")
 
 
 def listed(text: str) -> list[str]:
@@ -92,8 +99,11 @@ def check_output(option: str, file: pathlib.Path, suffixes: Sequence[str]) -> No
   """Raises CommandError unless a file of this name can be written: it has one of the suffixes, and its folder exists."""
   if not file.name.endswith(tuple(suffixes)):
     raise CommandError(f"{option} {file}: the name has to end in {' or '.join(suffixes)}.")
-  if not file.absolute().parent.is_dir():
-    raise CommandError(f"{option} {file}: there is no folder {file.absolute().parent}.")
+  folder = file.absolute().parent
+  if not folder.is_dir():
+    raise CommandError(f"{option} {file}: there is no folder {folder}.")
+  if not os.access(folder, os.W_OK):
+    raise CommandError(f"{option} {file}: nothing can be written into {folder}.")
 
 
 def check_numbers(given: Mapping[str, float | None], most: float = math.inf) -> None:

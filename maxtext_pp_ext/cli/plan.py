@@ -109,6 +109,12 @@ def run(args: argparse.Namespace) -> int:
   _check_devices(args)
   with maxtext.imported("reading the config") as shown:
     found = _plan(args, shown)
+  if not found.candidates and (rest := (args.global_batch or 0) % found.devices):
+    nearest = sorted({max(args.global_batch - rest, found.devices), args.global_batch - rest + found.devices})
+    text = f"{found.devices} devices cannot divide it. Give {' or '.join(map(str, nearest))}."
+    raise CommandError(f"--global-batch {args.global_batch}: {text}")
+  if not found.candidates and not found.infeasible:
+    raise CommandError(_why_none(args, found.devices))
   fits = any(map(found.fits, found.candidates))
   chosen = found.candidates if args.all else _best(found, args.top) if fits else found.distinct()[:_NEAREST]
   result = {
@@ -143,6 +149,19 @@ def run(args: argparse.Namespace) -> int:
     given = run_config.given_keys(args.maxtext_args)
   output.print_result(result, args.json, functools.partial(plan_table.show, found=found, given=given, wide=args.wide))
   return FAILED if failed else 0
+
+
+def _why_none(args: argparse.Namespace, devices: int) -> str:
+  """Says why there is no way to run the model, as `check` does of the first implementation for which it knows."""
+  from maxtext_pp_ext.plan import check  # pylint: disable=import-outside-toplevel
+
+  for impl in args.impl:
+    changed = [] if impl == variants.NONE else [f"pipeline_impl={impl}"]
+    with output.quiet():
+      found = check.check([*args.maxtext_args, *changed], args.devices)
+    if found.errors:
+      return "\n".join(["There is no way to run the model:", *found.errors])
+  return f"There is no way to run the model on {units.counted(devices, 'device')} with these arguments."
 
 
 def _write(args: argparse.Namespace, chosen: list[Any], found: Any) -> str:

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
   maxtext.check_numbers({"--limit": args.limit})
   if args.picture is not None and args.json:
     raise CommandError("--picture is text, and --json is for programs: give one of them.")
+  maxtext.check_given(args.maxtext_args)
   maxtext.check_arguments(args.maxtext_args)
   with maxtext.imported("building MaxText's model without arrays"):
     from maxtext_pp_ext.host.models import abstract_model  # pylint: disable=import-outside-toplevel

@@ -11,6 +11,7 @@ import pytest
 
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.cli import errors
+from maxtext_pp_ext.host.models import run_config
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,9 @@ def test_a_reader_who_leaves_early_causes_no_traceback():
 WRONG = {
     "no such checkpoint": (["convert", "{}/nothing", "{}/new", "a.yml"], "There is no Orbax checkpoint in"),
     "no file system": (["convert", "gs://bucket/a", "{}/new"], "only files can be converted"),
+    "no run to check": (["check"], "Which run? Give a .yml file"),
+    "no run to compile": (["compare", "--impl", "none"], "Which run? Give a .yml file"),
+    "no run whose parameters are sharded": (["sharding"], "Which run? Give a .yml file"),
     "draw without sizes": (["draw"], "give --stages with --microbatches"),
     "draw with both": (["draw", "a.yml", "--stages", "4"], "give either --stages or CONFIG"),
     "a schedule that cannot be": (
@@ -123,6 +127,42 @@ def test_what_cannot_work_is_reported_at_once(tmp_path, capsys, argv, message):
   assert cli.main([text.format(tmp_path) for text in argv]) == 2
   said = capsys.readouterr()
   assert message in said.err and said.out == "" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("empty.yml", "", "empty.yml has no keys."),
+        ("run.yml", "base_config: base/away.yml\nmodel_name: llama3-8b\n", "run.yml has base_config: base/away.yml, and"),
+    ],
+)
+def test_a_file_that_says_no_run_is_named(tmp_path, monkeypatch, capsys, name, text, message):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / name).write_text(text, encoding="utf-8")
+  assert cli.main(["sharding", name]) == 2
+  assert message in capsys.readouterr().err
+
+
+def test_a_folder_is_no_file(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "a.yml").mkdir()
+  assert cli.main(["check", "a.yml"]) == 2 and "a.yml is a folder." in capsys.readouterr().err
+
+
+def test_from_names_keys_of_maxtext(tmp_path, capsys):
+  (tmp_path / "0" / "items").mkdir(parents=True)
+  (tmp_path / "0" / "items" / "_METADATA").touch()
+  argv = ["convert", str(tmp_path), str(tmp_path / "new"), "model_name=llama3-8b", "--from", "opt_tpye=sgd"]
+  assert cli.main(argv) == 2
+  assert "--from: 'opt_tpye' is no key of MaxText's config; did you mean 'opt_type'?" in capsys.readouterr().err
+
+
+def test_an_interruption_that_a_library_replaced_is_no_error_of_a_config():
+  with pytest.raises(KeyboardInterrupt), run_config.as_value_errors("read this config"):
+    try:
+      raise KeyboardInterrupt
+    except KeyboardInterrupt:
+      raise AttributeError("'NoneType' object has no attribute 'flags'")  # pylint: disable=raise-missing-from # noqa: B904
 
 
 def test_draw_prints_the_schedule_for_programs(capsys):

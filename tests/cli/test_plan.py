@@ -450,6 +450,14 @@ WRONG = {
         ("--devices", "8", "--global-batch", "24", "gradient_accumulation_steps=2"),
         "on 8 devices it can be 1, 3.",
     ),
+    "no batch for these chips": (
+        ("compile_topology=v5e-8", "attention=flash", "--global-batch", "12", "--impl", "none"),
+        "Give 8 or 16.",
+    ),
+    "stages that cannot be": (
+        ("--devices", "8", "--impl", "circular_bsw", "ici_pipeline_parallelism=3"),
+        "8 devices (num_target_devices=8) cannot be divided as ici_pipeline_parallelism=3",
+    ),
     "two kinds of devices": (("compile_topology=v5p-8", "--devices", "4"), "give one of them"),
     "no topology to compile for": (("--devices", "8", "--validate", "1"), "needs compile_topology="),
     "unknown implementation": (("--devices", "8", "--impl", "zero-bubble"), "zero-bubble"),

@@ -41,6 +41,11 @@ def as_value_errors(what: str) -> Iterator[None]:
   except (ValueError, NotImplementedError, OSError, ImportError, SetupError):
     raise
   except Exception as error:
+    cause: BaseException | None = error
+    while cause is not None:  # OmegaConf replaces an exception that a signal raised within it
+      if isinstance(cause, KeyboardInterrupt):
+        raise cause from None
+      cause = cause.__context__
     text = str(error).strip()
     raise ValueError(f"MaxText cannot {what}: {type(error).__name__}{': ' if text else ''}{text}") from error
 
