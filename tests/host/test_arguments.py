@@ -56,9 +56,14 @@ def test_a_file_of_prose_is_no_config(tmp_path, text):
   assert problem.endswith("of the form key: value.")
 
 
-@pytest.mark.parametrize("text", ["a: [", "base_config: my.yml\nsteps: 3\n", "base_config: nothing.yml\n", "", "\x00"])
+@pytest.mark.parametrize("text", ["a: [", "base_config: my.yml\nsteps: 3\n", "", "\x00"])
 def test_what_cannot_be_read_is_left_to_maxtext(tmp_path, text):
   assert arguments.problems([write(tmp_path, "my.yml", text)]) == []
+
+
+def test_a_base_that_is_not_there_is_named_with_the_file_that_asks_for_it(tmp_path):
+  (problem,) = arguments.problems([write(tmp_path, "my.yml", "base_config: nothing.yml\n")])
+  assert "my.yml has base_config: nothing.yml, and there is no such file beside it" in problem
 
 
 def test_a_file_is_looked_for_where_maxtext_looks_for_it(monkeypatch, tmp_path):
