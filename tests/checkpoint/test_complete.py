@@ -82,7 +82,7 @@ DAMAGED = {
 def test_what_lacks_and_what_is_too_much_is_named(stored, words):
   with pytest.raises(LayoutError) as error:
     complete.check(stored, SAVED)
-  assert all(word in str(error.value) for word in (*words, "--from opt_type=sgd"))
+  assert all(word in str(error.value) for word in (*words, "--from opt_type=adamw"))
 
 
 def test_of_many_arrays_the_message_has_the_first_and_the_number_of_the_others():

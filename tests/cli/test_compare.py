@@ -422,19 +422,19 @@ WRONG = {
     "result of no kind": (["--result", "a.txt"], "has to end in .json"),
     "no rounds": (["--run", "--rounds", "0"], "has to be positive"),
     "no network": (["compile_topology=v5p-8", "--dcn-gbps", "-1"], "has to be positive"),
-    "a network of CPUs": (["--dcn-gbps", "5"], "needs a projection, which is for TPUs"),
+    "a network of CPUs": (["steps=1", "--dcn-gbps", "5"], "needs a projection, which is for TPUs"),
     "rounds of nothing": (["--rounds", "3"], "needs --run"),
     "trace of CPU devices": (["--trace", "a.json.gz"], "need a projection"),
     "unknown flags": (
         ["compile_topology=v5p-8", "--flags", "LAYOUT"],
         "--flags LAYOUT: there is no such set of XLA flags",
     ),
-    "flags of the TPU compiler for CPUs": (["--flags", "DENSE_VMEM_LIMIT_FLAG"], "Give compile_topology"),
+    "flags of the TPU compiler for CPUs": (["steps=1", "--flags", "DENSE_VMEM_LIMIT_FLAG"], "Give compile_topology"),
     "flags that are none": (
         ["compile_topology=v5p-8", "compile_xla_flags=foo", "--flags", "best"],
         "'foo' is not a flag",
     ),
-    "best flags of CPU devices": (["--flags", "best"], "Give compile_topology"),
+    "best flags of CPU devices": (["steps=1", "--flags", "best"], "Give compile_topology"),
     "best of some flags": (["--flags", "best,DENSE_VMEM_LIMIT_FLAG"], "best tries all sets"),
     "flags against flags": (
         ["compile_topology=v5p-8", "--flags", "DENSE_VMEM_LIMIT_FLAG,MOE_VMEM_LIMIT_FLAG"],

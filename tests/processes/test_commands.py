@@ -43,10 +43,10 @@ runpy.run_module({0!r}, run_name="__main__", alter_sys=True)
 """
 BENCHMARK = ["benchmark", "--impl", "circular_bsw", "--output", "figures"]
 COMMANDS = {
-    "compare": CLI + 'sys.exit(main(["compare", "--impl", "none,circular"]))',
+    "compare": CLI + 'sys.exit(main(["compare", "steps=1", "--impl", "none,circular"]))',
     "compare --run": f"""{CLI}
 compare._row = lambda *_: {{"arguments": []}}
-sys.exit(main(["compare", "--impl", "none", "--run"]))
+sys.exit(main(["compare", "steps=1", "--impl", "none", "--run"]))
 """,
     "plan --validate": f"""{CLI}
 import types

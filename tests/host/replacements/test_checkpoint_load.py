@@ -169,7 +169,7 @@ def test_a_checkpoint_of_another_optimizer_is_converted_if_that_is_said(tmp_path
   convert = lambda *more: cli.main(["convert", str(tmp_path / "3"), str(tmp_path / "new"), *TINY, *PIPELINED, *more])
   assert convert() == 2
   said = capsys.readouterr().err
-  assert "it lacks opt_state/0/mu/" in said and "it has opt_state/1/count []" in said and "--from opt_type=sgd" in said
+  assert "it lacks opt_state/0/mu/" in said and "it has opt_state/1/count []" in said and "--from opt_type=adamw" in said
   assert convert("--from", "opt_type=sgd", "--json") == 0
   assert json.loads(capsys.readouterr().out)["optimizer_state"] and (tmp_path / "new").exists()
 
