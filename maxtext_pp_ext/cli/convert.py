@@ -28,9 +28,7 @@ from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS, refusing
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.usage = "maxtext-pp convert SRC DST CONFIG key=value ... [--step STEP] [--from key=value] [--dry-run] [--json]"
   parser.add_argument("source", metavar="SRC", help="checkpoint, or folder of checkpoints")
-  parser.add_argument(
-      "destination", metavar="DST", help="where to write: a folder, to which a step is added, or what does not exist"
-  )
+  parser.add_argument("destination", metavar="DST", help="folder to write into; no checkpoint in it is overwritten")
   parser.add_argument("--step", type=int, help="which checkpoint of a folder (default: the last)")
   parser.add_argument(
       "--from",
@@ -71,7 +69,7 @@ def _keys(assignments: list[str]) -> dict[str, object]:
 
   if wrong := [text for text in assignments if "=" not in text]:
     raise CommandError(f"--from {wrong[0]}: not key=value, such as opt_type=adamw")
-  if unknown := maxtext.problems(assignments):
+  if unknown := assignments and maxtext.problems(assignments):
     raise CommandError("\n".join(f"--from: {each}" for each in unknown))
   try:
     return {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in assignments)}

@@ -33,10 +33,10 @@ def problems(argv: Sequence[str]) -> list[str]:
   of_user = {file: content for file, content in files.items() if not file.is_relative_to(own) and content is not None}
   what = "is no config: a yml file of a run has lines of the form key: value."
   prose = [f"{file} {what}" for file, content in of_user.items() if not isinstance(content, dict)]
-  *users, last = [None, *files]
-  if users and users[-1] and last is not None and files[last] is None and not last.exists():  # MaxText's error has no key
-    base = last.relative_to(own)
-    prose.append(f"{users[-1]} has base_config: {base}, and there is no such file beside it, nor in {own}.")
+  *_, by, base = [None, None, *files]
+  if by is not None and base is not None and not base.exists():  # MaxText's error has neither the key nor this file
+    where = f"and there is no such file beside it, nor in {own}"
+    prose.append(f"{by} has base_config: {files[by]['base_config']}, {where}.")
   of_files = [str(key) for content in of_user.values() if isinstance(content, dict) for key in content]
   values = _merged(files, assigned)
   unknown = meshes.unknown_topology(values.get("compile_topology") or "")

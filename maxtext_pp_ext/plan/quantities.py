@@ -51,11 +51,7 @@ class Quantities:
   """What a config's model takes on one device of a run with this schedule."""
 
   def __init__(
-      self,
-      config: DerivedKeys,
-      schedule: CircularSchedule,
-      weights: Weights,
-      its_slice: torus.Slice | None = None,
+      self, config: DerivedKeys, schedule: CircularSchedule, weights: Weights, its_slice: torus.Slice | None = None
   ):
     self._config, self._schedule, self._weights, self._slice = config, schedule, weights, its_slice
     self._mesh, self._own_loop = weights.mesh, isinstance(schedule, costs.OwnLoop)
@@ -71,9 +67,8 @@ class Quantities:
     config, schedule, weights, mesh = self._config, self._schedule, self._weights, self._mesh
     # A window leaves layers that MaxText does not scan over to MaxText.
     windowed = not self._own_loop and not config.using_pipeline_parallelism
-    layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
+    layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_SCANS if windowed else _IN_LAYERS
     of = functools.partial(Columns, config, mesh, schedule, self._slice)
-    layers = _IN_SCANS if windowed else layers
     of_inside, of_outside = weights.parted(layers)
     inside, outside = of(of_inside), of(of_outside, outside=True)
     ends = self._ends(of, layers)
@@ -272,8 +267,8 @@ class Quantities:
     v5p most programs write it. Of other chips nobody knows. Over slices it is taken to be written, though some programs
     do not: the window of `llama3-8b-2-slices` needs it.
     """
-    is_known = self._slice is not None and self._slice.name.partition("-")[0] in _FUSE_GRADIENT_OF_LOGITS
-    return is_known and self._config.num_slices == 1
+    chip = chips.of_topology(self._slice.name) if self._slice else None
+    return chip is not None and chip.name in _FUSE_GRADIENT_OF_LOGITS and self._config.num_slices == 1
 
 
 def own_loop(config: DerivedKeys) -> costs.OwnLoop:

@@ -255,8 +255,8 @@ class Ends:
   def beside(self, logits: int, *, is_fused: bool) -> int:
     """Bytes that backward of logits of so many bytes takes beside them.
 
-    A collective matmul reads the logits' gradient from memory. Other products may compute it as they read the logits, and
-    the one of the weights' gradient writes that one whole. `is_fused` says whether they do.
+    A collective matmul reads the logits' gradient from memory. Other products compute that gradient themselves if
+    `is_fused`. Then there is only the gradient of the weights, whole.
     """
     if np.any(self.logits.within_products):
       return logits

@@ -61,9 +61,10 @@ def test_what_cannot_be_read_is_left_to_maxtext(tmp_path, text):
   assert arguments.problems([write(tmp_path, "my.yml", text)]) == []
 
 
-def test_a_base_that_is_not_there_is_named_with_the_file_that_asks_for_it(tmp_path):
-  (problem,) = arguments.problems([write(tmp_path, "my.yml", "base_config: nothing.yml\n")])
-  assert "my.yml has base_config: nothing.yml, and there is no such file beside it" in problem
+@pytest.mark.parametrize("base", ["nothing.yml", "/no/such/folder/base.yml"])
+def test_a_base_that_is_not_there_is_named_with_the_file_that_asks_for_it(tmp_path, base):
+  (problem,) = arguments.problems([write(tmp_path, "my.yml", f"base_config: {base}\n")])
+  assert f"my.yml has base_config: {base}, and there is no such file beside it" in problem
 
 
 def test_a_file_is_looked_for_where_maxtext_looks_for_it(monkeypatch, tmp_path):
