@@ -91,11 +91,11 @@ def unset(monkeypatch):
 @pytest.mark.parametrize(
     "delay, times, over_slices",
     [
-        (1, 1, False),
+        pytest.param(1, 1, False, marks=pytest.mark.slow),
         (1, 3, False),
         (2, 1.5, False),
-        (1, 1, True),
-        (1, 2, True),
+        pytest.param(1, 1, True, marks=pytest.mark.slow),
+        pytest.param(1, 2, True, marks=pytest.mark.slow),
         (1, 3, True),
         (2, 1, True),
         (2, 1.5, True),

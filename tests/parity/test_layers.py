@@ -86,6 +86,7 @@ VARIATIONS = {
 
 # Of what other quick tests have, too.
 SLOW = (
+    "layers per stage in a scan",
     "several layers per stage",
     "scanned repeats",
     "unrolled iterations, scanned repeats",

@@ -58,7 +58,9 @@ def check(*, loss_per_shard=False, **keys):
   assert "['moe_lb_loss'][0]" in result.sown
 
 
-@pytest.mark.parametrize("mesh", slow_but(["stage 2, fsdp 2, expert 2"], MESHES))
+# A quick one, with dispatch, is in test_experts.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_dense_experts_train_as_the_layers_do_without_a_pipeline(mesh):
   check(**DENSE, **mesh)
 

@@ -20,8 +20,9 @@ _POLICIES = (", full", ", minimal_with_context")
 _CHANGES_NOTHING = re.compile("none, kept activations, (?!DENSE_VMEM)")
 # Of models, sets of flags and the series of benchmarks.scaling, those that add little to the others.
 _SLOW = re.compile(
-    r"llama4|deepseek3-671b-(batch-split|4-sequences)|llama3-70b(-8-batches|, full)|llama3-8b-8-slices, .*kept"
-    r"|llama3-70b, \w+, DENSE_VMEM_LIMIT_FLAG, |.*(FOR_ALL_REDUCE|ENABLE_ASYNC_RAGGED_ALL_TO_ALL)"
+    r"llama4|gpt-oss|deepseek3-671b-(batch-split|4-sequences|4096-4-stages)"
+    r"|llama3-70b(-8-batches|, full|, \w+, DENSE_VMEM_LIMIT_FLAG, )|llama3-8b-8-slices, .*kept"
+    r"|.*(FOR_ALL_REDUCE|ENABLE_ASYNC_RAGGED_ALL_TO_ALL)"
     r"|stages=(?!2 |4 repeats=4 microbatches=8 embed=2048)"
 )
 # How far peak memory and bytes sent may be off. The compiler chooses how to gather what is gathered as it is used.
