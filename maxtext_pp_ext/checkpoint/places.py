@@ -52,7 +52,7 @@ def source_and_destination(source: str, destination: str, step: int | None) -> t
       raise ValueError(f"--step {step}: {old} is a checkpoint, not a folder of several.")
   else:
     if not (there := steps(old)):
-      raise FileNotFoundError(f"There is no Orbax checkpoint in {old}.")
+      raise FileNotFoundError(_none_in(old))
     if step is not None and step not in there:
       raise FileNotFoundError(f"There is no checkpoint of step {step} in {old}; there are {', '.join(map(str, there))}.")
     name = str(there[-1] if step is None else step)
@@ -63,6 +63,18 @@ def source_and_destination(source: str, destination: str, step: int | None) -> t
   if old in new.parents:
     raise ValueError(f"{new} is within {old}.")
   return old, new
+
+
+def _none_in(path: pathlib.Path) -> str:
+  """Says that there is no checkpoint in `path`, and where else there are some."""
+  if not path.exists():
+    return f"{path} does not exist."
+  if not path.is_dir():
+    return f"{path} is a file. A checkpoint is a folder."
+  # MaxText has them in base_output_directory/run_name/checkpoints.
+  below = (found for pattern in ("checkpoints", "*/checkpoints") for found in sorted(path.glob(pattern)) if steps(found))
+  other = next(below, None)
+  return f"There is no Orbax checkpoint in {path}" + (f", but there are some in {other}." if other else ".")
 
 
 def folder_of(destination: pathlib.Path) -> pathlib.Path:

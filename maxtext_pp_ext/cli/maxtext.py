@@ -129,8 +129,11 @@ def add_network(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def with_network(chip: chips.Chip | None, args: argparse.Namespace) -> chips.Chip | None:
-  """Returns a chip with the rate of `add_network`, if it is given."""
+def with_network(chip: chips.Chip | None, args: argparse.Namespace, slices: int) -> chips.Chip | None:
+  """Returns a chip with the rate of `add_network`, if it is given. Raises CommandError where there is one slice."""
+  if args.dcn_gbps and slices == 1:
+    text = "one slice sends nothing to others. Give compile_topology_num_slices=."
+    raise CommandError(f"--dcn-gbps {args.dcn_gbps:g}: {text}")
   return chip.with_network(args.dcn_gbps * 1e9) if chip and args.dcn_gbps else chip
 
 

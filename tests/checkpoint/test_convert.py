@@ -305,6 +305,17 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
   assert parameter < peaks[8] < 2 * parameter
 
 
+@pytest.mark.parametrize("given", ["output", "output/run"])
+def test_where_checkpoints_are_is_said_if_a_folder_above_them_is_given(tmp_path, given):
+  checkpoints = tmp_path / "output" / "run" / "checkpoints"
+  (checkpoints / "9" / places.ITEMS).mkdir(parents=True)
+  (checkpoints / "9" / places.ITEMS / places.TREE).touch()
+  with pytest.raises(FileNotFoundError, match=f"but there are some in {checkpoints}"):
+    places.source_and_destination(str(tmp_path / given), str(tmp_path / "new"), None)
+  old, new = places.source_and_destination(str(checkpoints), str(tmp_path / "new"), None)
+  assert (old, new) == (checkpoints / "9", tmp_path / "new" / "9")
+
+
 def test_a_tilde_of_an_unknown_user_is_a_folders_name(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(FileNotFoundError, match="no-such-user"):

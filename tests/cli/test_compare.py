@@ -422,6 +422,7 @@ WRONG = {
     "result of no kind": (["--result", "a.txt"], "has to end in .json"),
     "no rounds": (["--run", "--rounds", "0"], "has to be positive"),
     "no network": (["compile_topology=v5p-8", "--dcn-gbps", "-1"], "has to be positive"),
+    "no other slice": (["compile_topology=v5p-8", "--dcn-gbps", "5"], "Give compile_topology_num_slices="),
     "a network of CPUs": (["steps=1", "--dcn-gbps", "5"], "needs a projection, which is for TPUs"),
     "rounds of nothing": (["--rounds", "3"], "needs --run"),
     "trace of CPU devices": (["--trace", "a.json.gz"], "need a projection"),

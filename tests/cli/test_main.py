@@ -105,7 +105,9 @@ def test_a_reader_who_leaves_early_causes_no_traceback():
 
 
 WRONG = {
-    "no such checkpoint": (["convert", "{}/nothing", "{}/new", "a.yml"], "There is no Orbax checkpoint in"),
+    "no such checkpoint": (["convert", "{}/nothing", "{}/new", "a.yml"], "nothing does not exist."),
+    "no checkpoint": (["convert", "{}", "{}/new", "a.yml"], "There is no Orbax checkpoint in"),
+    "a file": (["convert", __file__, "{}/new", "a.yml"], "is a file. A checkpoint is a folder."),
     "no file system": (["convert", "gs://bucket/a", "{}/new"], "only files can be converted"),
     "no run to check": (["check"], "Which run? Give a .yml file"),
     "no run to compile": (["compare", "--impl", "none"], "Which run? Give a .yml file"),

@@ -438,6 +438,7 @@ WRONG = {
         for text in ("two", "0", "nan", "-1", "1e9")
     },
     "no network": (("--devices", "8", "--dcn-gbps", "0"), "has to be positive"),
+    "no other slice": (("--devices", "8", "--dcn-gbps", "5"), "Give compile_topology_num_slices="),
     "no batch": (("--devices", "8", "--batch", ","), "--batch: names nothing"),
     "no axis": (("--devices", "8", "--axes", ","), "--axes names nothing"),
     "an axis that is not chosen": (("--devices", "8", "--axes", "data"), "--axes data: known are tensor, context"),
