@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from maxtext_pp_ext.plan.operations import Array, between, Kind, kind_of_maker, Operation, Over
+from maxtext_pp_ext.plan.operations import Array, Kind, Operation, Over
 
 Cases = np.ndarray  # a value, or a truth, for each of several policies
 
@@ -50,7 +50,7 @@ class Block:
     # Whether nothing is computed again, whatever the policy says, but what is fused into products and kernels.
     self._keeps_all = keeps_all
     self._needs, self._x = needs, x
-    of_between = between(forward, x)
+    of_between = _between(forward, x)
     products = [array for each in forward if each.kind is Kind.PRODUCT for array in (*each.operands, *each.results)]
     self._between = sum(of_between.values())  # bytes of what products and kernels read and write, but weights
     # Bytes that its products read and write: activations, and weights.
@@ -68,7 +68,7 @@ class Block:
       amounts[Again.BETWEEN] = sum((of_between.get(result, 0.0) for result in each.results), 0.0)
       self.whole.update(amounts)
       if each.name:
-        named, kind = each.results[0], kind_of_maker(each.results[0])
+        named, kind = each.results[0], _kind_of_maker(each.results[0])
         amounts = {_KEPT_OF[kind]: named.bytes / named.itemsize} if kind in _KEPT_OF else {}
         self.whole.update(amounts)
       self._forward.append((each, {kind: amount for kind, amount in amounts.items() if amount}))
@@ -137,3 +137,20 @@ def sums[K](weighted: Iterable[tuple[float, Mapping[K, Cases]]]) -> dict[K, Case
     for what, amount in amounts.items():
       found[what] = found.get(what, 0.0) + part * amount
   return found
+
+
+def _between(forward: Iterable[Operation], x: Array) -> dict[Array, float]:
+  """The bytes of what products and kernels read and write, other than weights."""
+  on_input = {x}
+  for each in forward:
+    if not on_input.isdisjoint(each.operands):
+      on_input.update(each.results)
+  heavy = (each for each in forward if each.kind is not Kind.OTHER)
+  return {array: array.bytes for each in heavy for array in (*each.operands, *each.results) if array in on_input}
+
+
+def _kind_of_maker(array: Array) -> Kind | None:
+  """What computes an array, but for operations on it alone, such as casts; None of an input."""
+  while array.maker and array.maker.kind is Kind.OTHER and len(array.maker.operands) == 1:
+    (array,) = array.maker.operands
+  return None if array.maker is None else array.maker.kind

@@ -98,9 +98,9 @@ class Reader:
     """Adds the operations of a program with these inputs. Returns its outputs, for which these axes may be asked."""
     known = dict(zip(jaxpr.invars, inputs, strict=True)) | {v: self.array(v.aval) for v in jaxpr.constvars}
     of = lambda v: self.array(v.aval) if isinstance(v, Literal) else known[v]
-    asks = _asks(jaxpr, asked)
+    found = asks(jaxpr, asked)
     for eqn in jaxpr.eqns:
-      results = self.read_eqn(eqn, [of(v) for v in eqn.invars], [asks.get(v) for v in eqn.outvars])
+      results = self.read_eqn(eqn, [of(v) for v in eqn.invars], [found.get(v) for v in eqn.outvars])
       known |= zip(eqn.outvars, results, strict=True)
     return [of(v) for v in jaxpr.outvars]
 
@@ -197,7 +197,7 @@ class Reader:
     both = axes(0, free[0]) & axes(1, free[1])
     behind = len(batch[0]) + len(free[0])  # in the result come batch, then the left one's free dimensions
     of_right = both & {axis for of in (asked or ())[behind:] for axis in of}
-    whole = [axes(k, contracted[k]) & axes(1 - k, free[1 - k]) for k in (0, 1)]
+    whole = [axes(k, (*contracted[k], *batch[k])) & axes(1 - k, free[1 - k]) for k in (0, 1)]
     return [
         self._gathered(operands[0], frozenset(whole[0] | of_right)),
         self._gathered(operands[1], frozenset(whole[1] | (both - of_right))),
@@ -291,14 +291,14 @@ class Reader:
       left, right = operands
       of_batch = [left.axes[i] or right.axes[j] for i, j in zip(lb, rb, strict=True)]
       free = [of for k, of in enumerate(left.axes) if k not in (*lc, *lb)]
-      return [_distinct([*of_batch, *free, *(of for k, of in enumerate(right.axes) if k not in (*rc, *rb))])]
+      return [distinct([*of_batch, *free, *(of for k, of in enumerate(right.axes) if k not in (*rc, *rb))])]
     return [self._of_alike(each, operands) for each in shapes]
 
   def _of_alike(self, shape: tuple[int, ...], operands: Iterable[Array]) -> Axes:
     """Those of operands with as many dimensions."""
     alike = [each for each in operands if len(each.shape) == len(shape)]
     of = lambda k: next((each.axes[k] for each in alike if each.axes[k] and each.shape[k] == shape[k]), ())
-    return _distinct([of(k) for k in range(len(shape))])
+    return distinct([of(k) for k in range(len(shape))])
 
   def _reshaped(self, array: Array, shape: tuple[int, ...]) -> Axes:
     """A group of dimensions that becomes another keeps the axes of its major one."""
@@ -321,7 +321,7 @@ class Reader:
     return tuple(found)
 
 
-def _asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
+def asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
   """Of values that a sharding constraint reads, also behind what computes value by value, the axes that it asks for."""
   found = {v: axes for v, axes in zip(jaxpr.outvars, asked, strict=False) if axes and not isinstance(v, Literal)}
 
@@ -336,13 +336,33 @@ def _asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
       note(eqn.invars[0], of_spec(spec, len(eqn.outvars[0].aval.shape)))
     elif name == "scan" or is_call(eqn):
       inner, _ = inner_program(eqn)
-      of_inner = _asks(inner, [found.get(v) for v in eqn.outvars] if is_call(eqn) else ())
+      of_inner = asks(inner, [found.get(v) for v in eqn.outvars] if is_call(eqn) else ())
       for value, v in zip(eqn.invars, inner.invars, strict=True):
         note(value, of_inner.get(v))
+    elif name == "transpose" and (axes := found.get(eqn.outvars[0])):
+      note(eqn.invars[0], tuple(axes[eqn.params["permutation"].index(k)] for k in range(len(axes))))
+    elif name == "dot_general" and (axes := found.get(eqn.outvars[0])):
+      for value, of_value in zip(eqn.invars, _asked_of_operands(eqn, axes), strict=True):
+        note(value, of_value, first=True)
     elif len(eqn.outvars) == 1 and _kind(eqn) is Kind.OTHER:  # casts, norms, biases
       for value in eqn.invars:
         if value.aval.shape == eqn.outvars[0].aval.shape:
           note(value, found.get(eqn.outvars[0]), first=True)
+  return found
+
+
+def _asked_of_operands(eqn: JaxprEqn, asked: Axes) -> list[Axes | None]:
+  """The axes asked for the operands of a product that contracts nothing, such as that of a norm with its scale."""
+  (contracted, _), batch = eqn.params["dimension_numbers"]
+  if contracted:
+    return [None, None]
+  found, at = list[Axes | None](), len(batch[0])
+  for value, of_batch in zip(eqn.invars, batch, strict=True):  # in the result come batch, then each operand's others
+    dims = [*of_batch, *(k for k in range(len(value.aval.shape)) if k not in of_batch)]
+    others = len(dims) - len(of_batch)
+    axes = [*asked[: len(of_batch)], *asked[at : at + others]]
+    found.append(tuple(axes[dims.index(k)] for k in range(len(dims))))
+    at += others
   return found
 
 
@@ -366,28 +386,11 @@ def _kind(eqn: JaxprEqn) -> Kind:
   return Kind.EXCHANGE if name in ("all_to_all", "ragged_all_to_all") else Kind.OTHER
 
 
-def between(forward: Iterable[Operation], x: Array) -> dict[Array, float]:
-  """The bytes of what products and kernels read and write, other than weights."""
-  on_input = {x}
-  for each in forward:
-    if not on_input.isdisjoint(each.operands):
-      on_input.update(each.results)
-  heavy = (each for each in forward if each.kind is not Kind.OTHER)
-  return {array: array.bytes for each in heavy for array in (*each.operands, *each.results) if array in on_input}
-
-
-def kind_of_maker(array: Array) -> Kind | None:
-  """What computes an array, but for operations on it alone, such as casts; None of an input."""
-  while array.maker and array.maker.kind is Kind.OTHER and len(array.maker.operands) == 1:
-    (array,) = array.maker.operands
-  return None if array.maker is None else array.maker.kind
-
-
 def of_spec(spec: Any, rank: int) -> Axes:
   return tuple(tuple(mesh_axes(of)) for of in [*spec, *[None] * rank][:rank])
 
 
-def _distinct(axes: Iterable[tuple[str, ...]]) -> Axes:
+def distinct(axes: Iterable[tuple[str, ...]]) -> Axes:
   """Each mesh axis at its first dimension only."""
   seen = set[str]()
   found = []

@@ -62,8 +62,13 @@ def test_without_a_constraint_the_result_goes_to_all_devices():
 
 @pytest.mark.parametrize(
     "behind",
-    [lambda y, r: y + r, lambda y, r: y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True)), lambda y, r: jax.nn.silu(y)],
-    ids=["residual", "norm", "activation"],
+    [
+        lambda y, r: y + r,
+        lambda y, r: y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True)),
+        lambda y, r: jnp.einsum("k,...k->...k", jnp.ones(EMBED), y),
+        lambda y, r: jax.nn.silu(y),
+    ],
+    ids=["residual", "norm", "scale", "activation"],
 )
 def test_a_constraint_behind_what_computes_value_by_value_counts_for_the_product_before(behind):
   sent, _, axes = read(lambda r, *args: ask(behind(mlp(*args), r), X), ((ROWS, EMBED), X), *OF_MLP)
@@ -142,8 +147,8 @@ def test_what_goes_over_axes_of_data_does_not_count():
   assert read(mlp, *OF_MLP, within=("fsdp",))[0] == {}
 
 
-def layers(**axes):
-  keys = {"model_name": "llama3-8b", "per_device_batch_size": 1, "max_target_length": 2048, "attention": "flash"}
+def layers(model="llama3-8b", **axes):
+  keys = {"model_name": model, "per_device_batch_size": 1, "max_target_length": 2048, "attention": "flash"}
   argv = [f"{key}={value}" for key, value in (keys | axes).items()]
   config = run_config.read_without_run(argv, internal_compile=True, internal_compile_num_devices=8)
   found = layers_of(config)
@@ -159,14 +164,29 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_tensor_parallelism_sends_what_megatron_with_sequence_parallelism_sends(policy):
-  config, found, sent = layers(ici_tensor_parallelism=4, remat_policy=policy)
+# Qwen3's layers constrain neither their inputs nor what they return.
+@pytest.mark.parametrize("model, policy", [*(("llama3-8b", policy) for policy in POLICIES), ("qwen3-8b", "minimal")])
+def test_tensor_parallelism_sends_what_megatron_with_sequence_parallelism_sends(model, policy):
+  config, found, sent = layers(model, ici_tensor_parallelism=4, remat_policy=policy)
   stream = config.emb_dim * 2 * 3 / 4
   assert sent.keys() == {("tensor",)}
   # Sums of squares of norms go to all devices, too: 4 bytes for each token.
   assert sent["tensor",] == pytest.approx(config.num_decoder_layers * POLICIES[policy] * stream, rel=5e-3)
   assert found.rest["tensor",] == pytest.approx(2 * stream, rel=5e-3)  # the embedding and the logits
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-8b"])
+def test_tensor_parallelism_divides_what_goes_from_layer_to_layer(model):
+  keys = {"remat_policy": "custom", "decoder_layer_input": "device", "out_proj": "device"}
+  config, found, _ = layers(model, ici_tensor_parallelism=4, **keys)
+  stream = config.num_decoder_layers * config.emb_dim * 2 / 4
+  assert kept_by(config, None, found).device == pytest.approx(2 * stream, rel=5e-3)
+
+
+def test_a_scale_is_gathered_and_not_what_is_multiplied_by_it():
+  of = ((4 * EMBED,), P("tensor")), ((ROWS, EMBED, 4 * EMBED), P("fsdp", "tensor", None))
+  sent, _, axes = read(lambda scale, x: jnp.einsum("k,...k->...k", scale, x), *of)
+  assert sent == {GATHERED: 4 * EMBED * 4 * 3 / 4} and axes == [(("fsdp",), ("tensor",), ())]
 
 
 def test_where_gradients_are_computed_apart_both_operands_are_gathered_once_more():
