@@ -1111,6 +1111,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "where_that_is_asked_for",
         ),
         Mutant(
+            "plan-whole-stream",
+            "plan takes what goes from layer to layer to be whole on each device of the tensor axis",
+            "plan/layers.py",
+            "distinct(own or new for own, new in zip(x.axes, more, strict=True))",
+            "x.axes",
+            "tests/plan/test_operations.py::test_tensor_parallelism_divides_what_goes_from_layer_to_layer[qwen3-8b]",
+        ),
+        Mutant(
             "plan-looks-away",
             "plan passes over candidates that could be the first of their kind",
             "plan/search.py",
