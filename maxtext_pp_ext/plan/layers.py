@@ -29,10 +29,10 @@ from maxtext_pp_ext.engine.programs.primitives import has, Trait
 from maxtext_pp_ext.engine.programs.stage import Traced
 from maxtext_pp_ext.host.models import abstract_model, loss
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, rules_in_play
-from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn
+from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn
 from maxtext_pp_ext.plan.blocks import Again, Amounts, Block, Cases, Mixed, What
 from maxtext_pp_ext.plan.costs import DEVICE, OFFLOAD
-from maxtext_pp_ext.plan.operations import Array, asks, Axes, distinct, Kind, of_spec, Over, Reader, Why
+from maxtext_pp_ext.plan.operations import Array, Axes, Kind, of_spec, Over, Reader, Why
 from maxtext_pp_ext.plan.weights import axes_of, gathered
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import resolve
@@ -318,7 +318,6 @@ class _Blocks(Reader):
     traced = Traced.of(layer, [avals[k] for k in weights], [avals[k] for k in others], x, None)
     reader = Reader(self.mesh, self.within)
     inputs = [dataclasses.replace(operands[k], maker=None) for k in (*weights, *others, at)]
-    inputs[-1] = self._as_asked(inputs[-1], traced.forward.jaxpr)
     # What a layer returns the next one reads.
     next_one = [inputs[-1].axes] if traced.output_avals[0].shape == inputs[-1].shape else []
     outs = reader.read(traced.forward.jaxpr, inputs, next_one)
@@ -327,12 +326,6 @@ class _Blocks(Reader):
     block = Block(reader.operations, needs, inputs[-1], offloads=offloads, keeps_all=keeps_all)
     self._blocks[alike] = [block, self._count, own]
     return [dataclasses.replace(each, maker=None) for each in own]
-
-  def _as_asked(self, x: Array, layer: Jaxpr) -> Array:
-    """A layer's input, also sharded as the layer asks where it has no axes. So XLA has it in the loop over layers."""
-    asked = asks(layer, ()).get(layer.invars[-1]) or x.axes
-    more = (tuple(axis for axis in of if axis in self.within) for of in asked)
-    return self._array(x.shape, x.itemsize, distinct(own or new for own, new in zip(x.axes, more, strict=True)))
 
 
 def _rematerialises(eqn: JaxprEqn) -> bool:

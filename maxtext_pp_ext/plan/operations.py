@@ -98,7 +98,7 @@ class Reader:
     """Adds the operations of a program with these inputs. Returns its outputs, for which these axes may be asked."""
     known = dict(zip(jaxpr.invars, inputs, strict=True)) | {v: self.array(v.aval) for v in jaxpr.constvars}
     of = lambda v: self.array(v.aval) if isinstance(v, Literal) else known[v]
-    found = asks(jaxpr, asked)
+    found = _asks(jaxpr, asked)
     for eqn in jaxpr.eqns:
       results = self.read_eqn(eqn, [of(v) for v in eqn.invars], [found.get(v) for v in eqn.outvars])
       known |= zip(eqn.outvars, results, strict=True)
@@ -291,14 +291,14 @@ class Reader:
       left, right = operands
       of_batch = [left.axes[i] or right.axes[j] for i, j in zip(lb, rb, strict=True)]
       free = [of for k, of in enumerate(left.axes) if k not in (*lc, *lb)]
-      return [distinct([*of_batch, *free, *(of for k, of in enumerate(right.axes) if k not in (*rc, *rb))])]
+      return [_distinct([*of_batch, *free, *(of for k, of in enumerate(right.axes) if k not in (*rc, *rb))])]
     return [self._of_alike(each, operands) for each in shapes]
 
   def _of_alike(self, shape: tuple[int, ...], operands: Iterable[Array]) -> Axes:
     """Those of operands with as many dimensions."""
     alike = [each for each in operands if len(each.shape) == len(shape)]
     of = lambda k: next((each.axes[k] for each in alike if each.axes[k] and each.shape[k] == shape[k]), ())
-    return distinct([of(k) for k in range(len(shape))])
+    return _distinct([of(k) for k in range(len(shape))])
 
   def _reshaped(self, array: Array, shape: tuple[int, ...]) -> Axes:
     """A group of dimensions that becomes another keeps the axes of its major one."""
@@ -321,7 +321,7 @@ class Reader:
     return tuple(found)
 
 
-def asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
+def _asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
   """Of values that a sharding constraint reads, also behind what computes value by value, the axes that it asks for."""
   found = {v: axes for v, axes in zip(jaxpr.outvars, asked, strict=False) if axes and not isinstance(v, Literal)}
 
@@ -336,7 +336,7 @@ def asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
       note(eqn.invars[0], of_spec(spec, len(eqn.outvars[0].aval.shape)))
     elif name == "scan" or is_call(eqn):
       inner, _ = inner_program(eqn)
-      of_inner = asks(inner, [found.get(v) for v in eqn.outvars] if is_call(eqn) else ())
+      of_inner = _asks(inner, [found.get(v) for v in eqn.outvars] if is_call(eqn) else ())
       for value, v in zip(eqn.invars, inner.invars, strict=True):
         note(value, of_inner.get(v))
     elif name == "transpose" and (axes := found.get(eqn.outvars[0])):
@@ -390,7 +390,7 @@ def of_spec(spec: Any, rank: int) -> Axes:
   return tuple(tuple(mesh_axes(of)) for of in [*spec, *[None] * rank][:rank])
 
 
-def distinct(axes: Iterable[tuple[str, ...]]) -> Axes:
+def _distinct(axes: Iterable[tuple[str, ...]]) -> Axes:
   """Each mesh axis at its first dimension only."""
   seen = set[str]()
   found = []
