@@ -73,7 +73,9 @@ def _none_in(path: pathlib.Path) -> str:
     return f"{path} is a file. A checkpoint is a folder."
   # MaxText has them in base_output_directory/run_name/checkpoints.
   below = (found for pattern in ("checkpoints", "*/checkpoints") for found in sorted(path.glob(pattern)) if steps(found))
-  other = next(below, None)
+  other = None
+  with contextlib.suppress(PermissionError):  # of folders of another user
+    other = next(below, None)
   return f"There is no Orbax checkpoint in {path}" + (f", but there are some in {other}." if other else ".")
 
 

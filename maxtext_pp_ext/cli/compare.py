@@ -190,8 +190,7 @@ def _target(args: argparse.Namespace, names: list[str], machine: child.Machine) 
     )
   if args.dcn_gbps and chip is None:
     raise CommandError(f"--dcn-gbps {args.dcn_gbps:g} needs a projection, which is for TPUs, not {described}.")
-  slices = 0 if here else max(run_config.integer(given, "compile_topology_num_slices"), 1)  # 0: not known yet
-  chip = maxtext.with_network(chip, args, slices)
+  chip = maxtext.with_network(chip, args, None if here else given)
   argv = args.maxtext_args
   value = flags.joined(given.get(flags.KEY) or "", _sets(args), args.without) if args.flags else ""
   if value:

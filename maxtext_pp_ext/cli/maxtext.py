@@ -18,6 +18,7 @@ from maxtext_pp_ext.cli.errors import CommandError
 from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import arguments, postponed
+from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.nearest import did_you_mean
 
 
@@ -129,11 +130,20 @@ def add_network(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def with_network(chip: chips.Chip | None, args: argparse.Namespace, slices: int) -> chips.Chip | None:
-  """Returns a chip with the rate of `add_network`, if it is given. Raises CommandError where there is one slice."""
-  if args.dcn_gbps and slices == 1:
-    text = "one slice sends nothing to others. Give compile_topology_num_slices=."
-    raise CommandError(f"--dcn-gbps {args.dcn_gbps:g}: {text}")
+def with_network(chip: chips.Chip | None, args: argparse.Namespace, given: Mapping[str, Any] | None) -> chips.Chip | None:
+  """Returns a chip with the rate of `add_network`, if it is given.
+
+  `given` are the keys of a run for devices that need not be here. Raises CommandError if they have one slice, or if the
+  chip is not known.
+  """
+  if args.dcn_gbps and given is not None:
+    if max(run_config.integer(given, key) for key in ("num_slices", "compile_topology_num_slices")) <= 1:
+      text = "one slice sends nothing to others. Give compile_topology_num_slices=."
+      raise CommandError(f"--dcn-gbps {args.dcn_gbps:g}: {text}")
+    if chip is None:
+      raise CommandError(
+          f"--dcn-gbps {args.dcn_gbps:g}: there are no seconds without the kind of the devices. Give --chip."
+      )
   return chip.with_network(args.dcn_gbps * 1e9) if chip and args.dcn_gbps else chip
 
 

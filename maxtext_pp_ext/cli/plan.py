@@ -248,7 +248,7 @@ def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
       args.maxtext_args,
       implementations=args.impl,
       devices=args.devices,
-      chip=maxtext.with_network(_chip(args), args, _slices(args)),
+      chip=maxtext.with_network(_chip(args), args, run_config.given_keys(args.maxtext_args)),
       batches=_batches(args),
       axes=args.axes or (),
       memory_limit=round(args.device_memory_gib * limits.GIB) if args.device_memory_gib else None,
@@ -263,10 +263,6 @@ def _chip(args: argparse.Namespace) -> chips.Chip | None:
   return chips.CHIPS[args.chip] if args.chip else chips.of_topology(given.get("compile_topology") or "")
 
 
-def _slices(args: argparse.Namespace) -> int:
-  return max(run_config.integer(run_config.given_keys(args.maxtext_args), "compile_topology_num_slices"), 1)
-
-
 def _batches(args: argparse.Namespace) -> list[dict[str, Any]]:
   """Returns the keys of each batch to try; those of the run are {}."""
   if args.batch:
@@ -277,7 +273,8 @@ def _batches(args: argparse.Namespace) -> list[dict[str, Any]]:
   from maxtext_pp_ext.plan.result import divisions  # pylint: disable=import-outside-toplevel
 
   given = run_config.given_keys(args.maxtext_args)
-  devices = args.devices or _slices(args) * topology.devices(given["compile_topology"])
+  slices = max(run_config.integer(given, "compile_topology_num_slices"), 1)
+  devices = args.devices or slices * topology.devices(given["compile_topology"])
   found = divisions(args.global_batch, devices)
   parts = BATCH[1]
   if (own := (arguments.given(args.maxtext_args) or {}).get(parts)) is None:

@@ -322,7 +322,7 @@ class Reader:
 
 
 def _asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
-  """Of values that a sharding constraint reads, also behind what computes value by value, the axes that it asks for."""
+  """The axes that are asked for values: by `asked` of results, else by a constraint, also behind what works by values."""
   found = {v: axes for v, axes in zip(jaxpr.outvars, asked, strict=False) if axes and not isinstance(v, Literal)}
 
   def note(value: Any, axes: Axes | None, *, first: bool = False) -> None:
@@ -340,7 +340,7 @@ def _asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
       for value, v in zip(eqn.invars, inner.invars, strict=True):
         note(value, of_inner.get(v))
     elif name == "transpose" and (axes := found.get(eqn.outvars[0])):
-      note(eqn.invars[0], tuple(axes[eqn.params["permutation"].index(k)] for k in range(len(axes))))
+      note(eqn.invars[0], tuple(axes[eqn.params["permutation"].index(k)] for k in range(len(axes))), first=True)
     elif name == "dot_general" and (axes := found.get(eqn.outvars[0])):
       for value, of_value in zip(eqn.invars, _asked_of_operands(eqn, axes), strict=True):
         note(value, of_value, first=True)

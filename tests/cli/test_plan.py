@@ -439,6 +439,7 @@ WRONG = {
     },
     "no network": (("--devices", "8", "--dcn-gbps", "0"), "has to be positive"),
     "no other slice": (("--devices", "8", "--dcn-gbps", "5"), "Give compile_topology_num_slices="),
+    "slices of nothing": (("--devices", "8", "--dcn-gbps", "5", "num_slices=2"), "Give --chip."),
     "no batch": (("--devices", "8", "--batch", ","), "--batch: names nothing"),
     "no axis": (("--devices", "8", "--axes", ","), "--axes names nothing"),
     "an axis that is not chosen": (("--devices", "8", "--axes", "data"), "--axes data: known are tensor, context"),

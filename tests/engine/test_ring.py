@@ -94,7 +94,7 @@ def unset(monkeypatch):
         pytest.param(1, 1, False, marks=pytest.mark.slow),
         (1, 3, False),
         (2, 1.5, False),
-        pytest.param(1, 1, True, marks=pytest.mark.slow),
+        (1, 1, True),
         pytest.param(1, 2, True, marks=pytest.mark.slow),
         (1, 3, True),
         (2, 1, True),

@@ -108,7 +108,7 @@ def test_weights_that_are_gathered_in_steps_behind_an_exchange_are_those_of_the_
   assert any(each.gathers_after is not None and each.exchanges_in is not None for each in programs)
 
 
-# A quick one is in test_moe.py.
+# A quick one, a window, is in test_windows.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("name", CASES)

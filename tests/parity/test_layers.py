@@ -84,21 +84,9 @@ VARIATIONS = {
 }
 
 
-# Of what other quick tests have, too.
-SLOW = (
-    "layers per stage in a scan",
-    "several layers per stage",
-    "scanned repeats",
-    "unrolled iterations, scanned repeats",
-    "unrolled iterations",
-    "layers per stage in a scan over the first axis",
-    "no scan over layers",
-    "no scan over layers, several per stage",
-    "no remat of iterations",
-)
-
-
-@pytest.mark.parametrize("keys", slow_but(VARIATIONS.keys() - SLOW, VARIATIONS))
+# Other quick tests have these, too.
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", VARIATIONS.values(), ids=VARIATIONS)
 def test_bsw_of_llama_layers_equals_a_loop_over_them_with(keys):
   check("circular_bsw", "llama", stages=3, repeats=2, microbatches=6, **keys)
 

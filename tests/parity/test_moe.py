@@ -58,7 +58,7 @@ def check(*, loss_per_shard=False, **keys):
   assert "['moe_lb_loss'][0]" in result.sown
 
 
-# A quick one, with dispatch, is in test_experts.py.
+# Quick ones are a window's in test_windows.py, and that of experts with dispatch in test_experts.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_dense_experts_train_as_the_layers_do_without_a_pipeline(mesh):

@@ -173,10 +173,8 @@ def test_a_window_with_replicas_in_several_slices_equals_the_scan(name, microbat
   check(CASES[name], ["circular_bsw"], repeats=8, num_pipeline_microbatches=microbatches, **mesh)
 
 
-# A quick one on an explicit mesh, with stages, is in test_meshes.py.
-@pytest.mark.slow
-@pytest.mark.parametrize("shard_mode", ["auto", "explicit"])
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("shard_mode", slow_but(["explicit"], ["auto", "explicit"]))
+@pytest.mark.parametrize("mesh", slow_but(["fsdp 4, context 2"], MESHES.keys()))
 def test_a_window_on_a_mesh_equals_the_scan_on_one_device(mesh, shard_mode, monkeypatch):
   put_into_slices(monkeypatch, {"fsdp": MESHES[mesh].get("dcn_fsdp_parallelism", 1)})
   check(CASES["mixtral"], ["circular_bsw"], num_pipeline_microbatches=2, shard_mode=shard_mode, **MESHES[mesh])

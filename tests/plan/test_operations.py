@@ -164,7 +164,7 @@ POLICIES = {
 }
 
 
-# Qwen3's layers constrain neither their inputs nor what they return.
+# Qwen3's layers constrain neither their inputs nor what they return, unless shard_mode is explicit.
 @pytest.mark.parametrize("model, policy", [*(("llama3-8b", policy) for policy in POLICIES), ("qwen3-8b", "minimal")])
 def test_tensor_parallelism_sends_what_megatron_with_sequence_parallelism_sends(model, policy):
   config, found, sent = layers(model, ici_tensor_parallelism=4, remat_policy=policy)
