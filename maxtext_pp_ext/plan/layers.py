@@ -318,7 +318,7 @@ class _Blocks(Reader):
     traced = Traced.of(layer, [avals[k] for k in weights], [avals[k] for k in others], x, None)
     reader = Reader(self.mesh, self.within)
     inputs = [dataclasses.replace(operands[k], maker=None) for k in (*weights, *others, at)]
-    # What a layer returns the next one reads.
+    # The next layer reads what this one returns, so both have the same axes.
     next_one = [inputs[-1].axes] if traced.output_avals[0].shape == inputs[-1].shape else []
     outs = reader.read(traced.forward.jaxpr, inputs, next_one)
     needs = [outs[k] for k in traced.saved]

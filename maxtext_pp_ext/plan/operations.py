@@ -98,9 +98,9 @@ class Reader:
     """Adds the operations of a program with these inputs. Returns its outputs, for which these axes may be asked."""
     known = dict(zip(jaxpr.invars, inputs, strict=True)) | {v: self.array(v.aval) for v in jaxpr.constvars}
     of = lambda v: self.array(v.aval) if isinstance(v, Literal) else known[v]
-    found = _asks(jaxpr, asked)
+    asks = _asks(jaxpr, asked)
     for eqn in jaxpr.eqns:
-      results = self.read_eqn(eqn, [of(v) for v in eqn.invars], [found.get(v) for v in eqn.outvars])
+      results = self.read_eqn(eqn, [of(v) for v in eqn.invars], [asks.get(v) for v in eqn.outvars])
       known |= zip(eqn.outvars, results, strict=True)
     return [of(v) for v in jaxpr.outvars]
 
@@ -322,7 +322,7 @@ class Reader:
 
 
 def _asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
-  """The axes that are asked for values: by `asked` of results, else by a constraint, also behind what works by values."""
+  """Returns the axes that values are asked to have: results by `asked`, others by the next sharding constraint."""
   found = {v: axes for v, axes in zip(jaxpr.outvars, asked, strict=False) if axes and not isinstance(v, Literal)}
 
   def note(value: Any, axes: Axes | None, *, first: bool = False) -> None:
@@ -358,11 +358,10 @@ def _asked_of_operands(eqn: JaxprEqn, asked: Axes) -> list[Axes | None]:
     return [None, None]
   found, at = list[Axes | None](), len(batch[0])
   for value, of_batch in zip(eqn.invars, batch, strict=True):  # in the result come batch, then each operand's others
-    dims = [*of_batch, *(k for k in range(len(value.aval.shape)) if k not in of_batch)]
-    others = len(dims) - len(of_batch)
-    axes = [*asked[: len(of_batch)], *asked[at : at + others]]
-    found.append(tuple(axes[dims.index(k)] for k in range(len(dims))))
-    at += others
+    others = [k for k in range(len(value.aval.shape)) if k not in of_batch]
+    axes = dict(zip((*of_batch, *others), (*asked[: len(of_batch)], *asked[at:]), strict=False))
+    found.append(tuple(axes[k] for k in sorted(axes)))
+    at += len(others)
   return found
 
 
