@@ -71,20 +71,22 @@ MODELS = {
     "qwen2.5-1.5b": _shape("qwen2.5-1.5b", "v5e-8", 4, 2048, 2),
     "qwen3-0.6b": _shape("qwen3-0.6b", "v6e-8", 4, 2048, 2),
     "gemma-2b": _shape("gemma-2b", "v5p-16", 4, 2048, 2),
+    "gemma2-27b": _shape("gemma2-27b", "v5p-32", 1, 4096, 4, pipeline_parallel_layers=20),
 }
 # Programs of these were read for something that plan uses: how XLA copies weights (qwen3-8b, qwen2.5-7b), what much VMEM
 # hides (qwen3-8b), collective matmuls on v5e (qwen2.5-7b, llama2-7b, qwen3-4b, gemma2-2b), gathers in MaxText's loop
 # (mistral-7b), experts' kernels (deepseek2-16b), how tokens are padded (gpt-oss-20b), chunks of weights and what
 # collective matmuls hold (gemma3-12b), decoder layers that are two (gemma2-9b), gathers in steps (qwen3-32b), layers
-# outside of loops (gemma3-4b), what backward of the logits holds (qwen2.5-1.5b). The others were read for nothing, but to
-# see whether what was found in one holds in them.
+# outside of loops (gemma3-4b), what backward of the logits holds (qwen2.5-1.5b), what v5e gathers beside compute
+# (qwen2.5-14b), norms of what products compute (qwen3-4b). The others were read for nothing, but to see whether what was
+# found in one holds in them.
 READ: tuple[str, ...] = ("qwen3-8b", "qwen2.5-7b", "llama2-7b", "mistral-7b", "deepseek2-16b", "gpt-oss-20b", "qwen3-4b")
-READ += ("gemma3-12b", "gemma2-9b", "gemma2-2b", "qwen3-32b", "gemma3-4b", "qwen2.5-1.5b")
+READ += ("gemma3-12b", "gemma2-9b", "gemma2-2b", "qwen3-32b", "gemma3-4b", "qwen2.5-1.5b", "qwen2.5-14b")
 # Without XLA flags: each second model of v6e, and most of v5p and v5e. With one on v5e the window takes 20 minutes to
 # compile.
 _PLAIN: tuple[str, ...] = ("qwen2.5-7b", "deepseek2-16b", "mistral-7b", "olmo3-7b", "qwen3-14b", "gemma3-12b", "qwen3-4b")
 _PLAIN += ("qwen2.5-14b", "mixtral-8x22b", "olmo3-32b", "deepseek2-236b", "gemma-7b", "qwen3-1.7b", "gemma2-9b")
-_PLAIN += ("gemma2-2b", "gemma3-4b", "qwen2.5-1.5b", "qwen3-0.6b", "gemma-2b")
+_PLAIN += ("gemma2-2b", "gemma3-4b", "qwen2.5-1.5b", "qwen3-0.6b", "gemma-2b", "gemma2-27b")
 CUSTOM = "context, mlpwi_0"
 _KEPT: dict[str, dict[str, object]] = {
     CUSTOM: {"remat_policy": "custom", "context": "device", "mlpwi_0": "device"},

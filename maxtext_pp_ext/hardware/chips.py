@@ -14,6 +14,10 @@ Sources:
 - Clock: peak FLOPs divided by two per multiply-accumulate unit of the matrix units.
 - Results of products per cycle: the TPU compiler's cycles for 4096 × 128 × 14336, which contracts too little to fill the
   matrix units: 536 µs on v5e, 179 on v5p, 238 on v6e. v4 has the units of v5p, and TPU7x is taken to have those of v6e.
+- Products of layers, and what the TPU compiler fuses into them, by its cycles, over the time at the peak: 1.08 to 1.15 on
+  v5e (Qwen2.5 7B, Qwen3 4B), 1.19 to 1.29 on v5p (Llama 3 70B, Gemma 2 9B), 1.38 to 1.67 on v6e (Llama 3 8B, Mistral 7B,
+  Gemma 3 12B), with 2048 to 8192 rows and without XLA flags (`python -m benchmarks.compiler_figures`, `python -m
+  benchmarks.held_back`). v4 is taken to be like v5p, TPU7x like v6e.
 - Operations value by value: the TPU compiler's cycles for x + 1 of 4096 × 14336 values, 713 µs on v5e, 239 on v5p and 355
   on v6e whether they have 32 bits or 16. v4 is taken to reach as large a share of HBM's rate as v5p, TPU7x as v6e.
 - Links, one direction of one link, and PCIe: "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus); TPU7x from
@@ -44,6 +48,9 @@ class Chip:
   cores: int  # that compute as one
   matrix_unit: int  # rows, and columns, of one
   results_per_cycle: float  # of products, at most
+  # How many times as long as at the peak products take, with what is fused into them: with the compiler's own limit of
+  # VMEM, and with 48 MiB or more, where their bytes take time, too (`plan/estimate.py`).
+  products: tuple[float, float]
   hbm_bytes: int  # memory in bytes
   hbm_bandwidth: float  # bytes per second between the device and that memory
   elementwise: float  # bytes per second that operations value by value read and write, as if all values had 32 bits
@@ -77,6 +84,7 @@ _CHIPS = (
         cores=2,
         matrix_unit=128,
         results_per_cycle=187,
+        products=(1.23, 1.0),
         hbm_bytes=32 * _GIB,
         hbm_bandwidth=1228e9,
         elementwise=874e9,
@@ -95,6 +103,7 @@ _CHIPS = (
         cores=1,
         matrix_unit=128,
         results_per_cycle=73,
+        products=(1.11, 1.0),
         hbm_bytes=round(15.75 * _GIB),
         hbm_bandwidth=819e9,
         elementwise=659e9,
@@ -114,6 +123,7 @@ _CHIPS = (
         cores=2,
         matrix_unit=128,
         results_per_cycle=187,
+        products=(1.23, 1.0),
         hbm_bytes=95 * _GIB,
         hbm_bandwidth=2765e9,
         elementwise=1967e9,
@@ -132,6 +142,7 @@ _CHIPS = (
         cores=1,
         matrix_unit=256,
         results_per_cycle=141,
+        products=(1.5, 1.13),
         hbm_bytes=round(31.24 * _GIB),
         hbm_bandwidth=1638e9,
         elementwise=1324e9,
@@ -151,6 +162,7 @@ _CHIPS = (
         cores=1,
         matrix_unit=256,
         results_per_cycle=141,
+        products=(1.5, 1.13),
         hbm_bytes=96 * _GIB,
         hbm_bandwidth=7380e9 / 2,
         elementwise=2983e9,

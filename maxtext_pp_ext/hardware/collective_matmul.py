@@ -19,6 +19,10 @@ _AT_ONCE = 2  # shards, one from each side
 # What the sums of gradients take as they pass each device, in HBM round trips of the gradient: where VMEM holds the
 # activations, 2048 × 4096 × 14336 over 32 devices of v6e takes 0.6 ms longer than the product, and a round trip 0.14.
 _SUM_ROUND_TRIPS = 4
+# Nothing is fused into the loop's products, so what they compute is written, and read once more: in Mistral 7B on v6e-8
+# forward does so once, backward once, and copies activations for the weight's gradient (`benchmarks.held_back --hlo …`).
+_PASSES = 4
+_WIDE = 4  # bytes that a value counts for: see `hardware/chips.py`
 # The loop's products hide its permutations. Two things prevent it:
 # - On v5e permutations round more devices than 16 are not asynchronous: those of qwen2.5-7b and llama2-7b over 32 (4 × 8)
 #   are not, those of qwen3-1.7b over 8 and of qwen3-4b and gemma2-2b over 16 are.
@@ -69,12 +73,18 @@ class CollectiveMatmul:
     travels = self.sent / (chip.link * LINK_EFFICIENCY) + rounds * self.hops * HOP_SECONDS
     loops = list(self._loops(chip, products, vmem))
     waits = sum(travels if alone else max(travels - each, 0.0) for each in loops)
-    return sum(loops) - len(loops) * products, waits, len(loops) * travels - waits
+    apart = _PASSES * self._wide * _WIDE / chip.elementwise
+    return sum(loops) - len(loops) * products + apart, waits, len(loops) * travels - waits
+
+  @property
+  def _wide(self) -> float:
+    """Elements of the activations on the side that is not sharded, of all layers."""
+    return self.tokens * self.count / self.along
 
   def _loops(self, chip: Chip, products: float, vmem: float) -> Iterator[float]:
     """Yields the seconds of the loops of forward, of its input's gradient, and of the weight's."""
     steps = self.devices / _AT_ONCE
-    wide = self.tokens * self.count / self.along  # elements of the activations on the side that is not sharded
+    wide = self._wide
     in_vmem = self.itemsize * self.tokens * (self.others + self.along) <= vmem
     read = 0.0 if in_vmem else steps * wide * self.itemsize / chip.hbm_bandwidth
     yield max(products, steps * wide / (chip.results_per_cycle * chip.clock)) + read  # adds to all

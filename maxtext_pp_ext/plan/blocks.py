@@ -56,6 +56,7 @@ class Block:
     # Bytes that its products read and write: activations, and weights.
     self.moved = sum(array.bytes for array in products if array in of_between)
     self.weights = sum(array.bytes for array in products if array not in of_between)
+    self.normalised = sum(map(_normalised, forward))  # values that products compute and norms then divide
     exchanges = [each for each in forward if each.kind is Kind.EXCHANGE]
     back = exchanges[len(exchanges) // 2 :]
     self.whole = Amounts()
@@ -118,6 +119,7 @@ class Mixed(Block):
     mean = lambda value: sum(part * value(block) for block, part in self._of)
     self.offloads = one.offloads and other.offloads
     self.moved, self.weights = mean(lambda block: block.moved), mean(lambda block: block.weights)
+    self.normalised = mean(lambda block: block.normalised)
     self.whole = Amounts()
     for block, part in self._of:
       self.whole.update({kind: part * amount for kind, amount in block.whole.items()})
@@ -147,6 +149,18 @@ def _between(forward: Iterable[Operation], x: Array) -> dict[Array, float]:
       on_input.update(each.results)
   heavy = (each for each in forward if each.kind is not Kind.OTHER)
   return {array: array.bytes for each in heavy for array in (*each.operands, *each.results) if array in on_input}
+
+
+def _normalised(operation: Operation) -> float:
+  """The number of values that an operation adds up along their last dimension as a product computed them.
+
+  So do norms of queries and keys, and norms behind attention or an MLP. Norms of the residual stream read a sum.
+  """
+  if operation.kind is not Kind.OTHER or len(operation.operands) != 1:
+    return 0.0
+  (array,), (result, *_) = operation.operands, operation.results
+  is_sum = len(array.shape) > 2 and result.shape == array.shape[:-1]
+  return array.bytes / array.itemsize if is_sum and _kind_of_maker(array) is Kind.PRODUCT else 0.0
 
 
 def _kind_of_maker(array: Array) -> Kind | None:

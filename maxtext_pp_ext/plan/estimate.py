@@ -19,29 +19,15 @@ from maxtext_pp_ext.hardware.torus import Slice
 from maxtext_pp_ext.plan.costs import Costs, gathers, OwnLoop, reductions, Sent, Sizes
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
-# How much longer than at the peak a product takes by itself, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
-#   2048 × 4096 × 4096: 158 µs on v5p, 150 at the peak; on v6e 79.6 and 74.9.
-#   4096 × 8192 × 28672 in forward of Llama 3 70B on v5p: 4.64 ms, 4.19 at the peak.
-# Between the two, and on other chips, it is taken to grow with the logarithm of the FLOPs.
-_FLOPS = (2.0 * 2048 * 4096 * 4096, 2.0 * 4096 * 8192 * 28672)
-_ALONE, _LARGE = 1.058, 1.107
-# With 48 MiB of scoped VMEM or more a product reads and writes each array once, and compute hides half of that: with 96
-# MiB 4096 × 4096 × 14336 takes 1.07 ms on v5p, 1.05 at the peak and 0.10 for the bytes; on v6e 0.57 to 0.61, 0.52 and
-# 0.16; 8192 × 8192 × 28672 takes 8.48 ms on v5p, 8.39 and 0.39; on v6e 4.49 to 4.74, 4.19 and 0.66. On v6e, whose matrix
-# units have 256 columns, what is fused into products takes about as long again: those of a window of Llama 3 8B take 0.32
-# s, 0.25 at the peak and 0.09 for the bytes, and those of Qwen3 8B without one 0.36, 0.25 and 0.07 (`python -m
-# benchmarks.policies --policy full`, `python -m benchmarks.held_back --model qwen3-8b`). TPU7x is taken to be like v6e.
+# With 48 MiB of scoped VMEM or more a product reads and writes each array once. Of the time in which these bytes move,
+# compute does not hide this share, on chips with matrix units of so many columns. On v5e and v5p products of Llama 2 7B
+# and Llama 3 70B take 1.02 to 1.04 times as long as at the peak, and their bytes 0.07 to 0.16 times. On v6e those of
+# Llama 3 8B take 1.2 to 1.37 times as long, the longer the fewer rows a microbatch has, and their bytes 0.3 to 0.5 times
+# (`python -m benchmarks.policies`, `python -m benchmarks.held_back --model llama2-7b`).
 _LARGE_VMEM_KIB = 49152
-_NOT_HIDDEN = {128: 0.5, 256: 1.0}
-# The compiler fuses what surrounds a product into it: residual streams that are added, sums of squares, activation
-# functions and their derivatives. They take VMEM from its tiles: 8192 × 8192 × 5120 in Llama 4 Scout on v5p takes 1.65 ms
-# by itself, and 2.9 with residual stream and norm. Together this takes as long as reading the residual streams of all
-# layers this many times: in a pipeline's stage, in a window's loop over layers, and in MaxText's own loop, where products
-# read weights in the layout in which they were gathered. Fitted to the projections of Llama 3 8B and 70B, Qwen3 235B,
-# DeepSeek-V3 and Llama 4 Scout in benchmarks/results/compiler_figures.md. With 48 MiB of scoped VMEM it costs nothing.
-_STREAM_ROUND_TRIPS_OF_STAGE, _STREAM_ROUND_TRIPS_OF_LAYER, _STREAM_ROUND_TRIPS_OF_OWN_LOOP = 24, 38, 60
-# The logits' three products, likewise: 8192 × 5120 × 202048 in Llama 4 Scout takes 43, 41 and 45 ms, 37 at the peak.
-_LOGITS = 1.17
+_NOT_HIDDEN = {128: 0.25, 256: 0.4}
+# The cross-entropy reads the logits, backward reads them again and writes their gradient.
+_PASSES_OF_LOGITS = 3
 # The product that computes a gradient adds it to the float32 sum. In Llama 3 70B on v5p it takes 6.1 ms instead of 4.7,
 # as long as four HBM round trips of the sum: its tiles leave less VMEM to the operands, and nothing hides what is read
 # and written. With 48 MiB of scoped VMEM or more both take 4.2 ms. So it is where VMEM holds a microbatch's activations:
@@ -74,6 +60,10 @@ _WHILE_SENT = 0.5
 # product of the MLP offloaded, compute for 151 ms. That hides 50 of the 76 ms of fetches (`maxtext-pp compare …
 # query_proj=offload mlpwi_0=offload --trace`). Our other loops fetch beside a whole iteration.
 _WHILE_FETCHED = 1 / 3
+# The share of gathers that run beside compute on chips whose compiler lets them without flags. On v5e windows wait for 14
+# to 23 % of theirs (Qwen2.5 7B, Llama 2 7B, Qwen3 4B), and MaxText's own loop, which gathers a layer's weights when it
+# begins with the layer, for 65 % (Qwen2.5 14B; `python -m benchmarks.held_back`).
+_AHEAD, _AHEAD_IN_OWN_LOOP = 0.8, 0.35
 _WIDE = 4  # bytes that a value between products counts for, whatever its dtype: see `hardware/chips.py`
 # Bytes of zeros that a core fills in a cycle, by the compiler's estimate: 23.4 cycles for each tile of 2 × 128 values of
 # 16 bits. A ragged exchange has its buffers in such tiles. DeepSeek2 16B and Mixtral 8x7B on v5p: 10.5 ms for 805 MB, 3.5
@@ -114,15 +104,13 @@ class Work:
   moved: float  # bytes that these products read and write
   grouped: float  # those of grouped products, of tokens with their experts
   outside: float  # FLOPs outside the layers
-  largest: float  # FLOPs of the largest product in a layer, for one microbatch
+  logit_values: float  # how many logits there are
   attention: float  # FLOPs of one product of attention in all layers
   recomputed: float  # share of attention's forward that backward computes again
   again: float  # and of products
   elementwise: float  # values that the layers read or write between products
   itemsize: int  # bytes of a value of activations
   experts: Experts  # of all layers and microbatches
-  # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
-  stream: float
   dispatches_beside: bool  # whether XLA's flags let these travel overlapped with compute
   parts: int  # parts of a microbatch, of which one computes while another's tokens travel (batch-split schedule)
   experts_devices: int  # the devices that share the experts
@@ -191,7 +179,7 @@ def estimate(
   matmuls = (each.seconds(chip, vmem, costs.peak) for each in work.sizes.collective_matmuls)
   longer, waiting, within = np.sum([(0.0,) * 3, *matmuls], 0)
   layers = {
-      "products": _products(chip, work, schedule) * with_bubbles + longer,
+      "products": _products(chip, work) * with_bubbles + longer,
       "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
       "attention": of_splash * work.attention / (chip.flops * EFFICIENCY[ATTENTION]) * with_bubbles,
       "elementwise": _elementwise(chip, work) * with_bubbles + _ring(chip, work, schedule),
@@ -206,12 +194,20 @@ def estimate(
   at_once, backward = own_loop or keeps_gathered and microbatches == 1, pipeline * (1 - 1 / parts)
   behind = (0.0 if costs.transfers[Sent.WEIGHTS].over_network else backward) if at_once else None
   waits, beside = _transfers(
-      chip, its_slice, work, costs, slower=_slower(its_slice, work, gather_policy), room=room, behind=behind
+      chip,
+      its_slice,
+      work,
+      costs,
+      slower=_slower(its_slice, work, gather_policy),
+      room=room,
+      behind=behind,
+      ahead=(_AHEAD_IN_OWN_LOOP if own_loop else _AHEAD) if chip.gathers_beside_compute else 0.0,
   )
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   # Weights and moments are taken to have 32 bits.
   others = {
-      "outside the layers": work.outside * (1.0 if _has_large_vmem(work) else _LOGITS) / chip.flops,
+      "outside the layers": _longer(chip, work) * work.outside / chip.flops
+      + _moved(chip, _PASSES_OF_LOGITS * work.logit_values),
       OPTIMIZER: state / chip.elementwise,
       "transfers": sum(waits.values()) + waiting + _within_layers(chip, its_slice, work, costs, schedule),
   }
@@ -277,17 +273,17 @@ def _moved(chip: chips.Chip, values: float) -> float:
   return _WIDE * values / chip.elementwise
 
 
-def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule) -> float:
+def _products(chip: chips.Chip, work: Work) -> float:
   """Seconds of the products in the layers, and of what the compiler fuses into them."""
+  moved = work.moved / chip.hbm_bandwidth
   if _has_large_vmem(work):
-    return work.products / chip.flops + _NOT_HIDDEN[chip.matrix_unit] * work.moved / chip.hbm_bandwidth
-  # How many times as long as at the peak the largest product of a layer takes by itself.
-  longer = float(np.interp(math.log(max(work.largest, 1.0)), np.log(_FLOPS), (_ALONE, _LARGE)))
-  if isinstance(schedule, OwnLoop):
-    round_trips = _STREAM_ROUND_TRIPS_OF_OWN_LOOP
-  else:
-    round_trips = _STREAM_ROUND_TRIPS_OF_STAGE if schedule.stages > 1 else _STREAM_ROUND_TRIPS_OF_LAYER
-  return work.products * longer / chip.flops + round_trips * work.stream / chip.hbm_bandwidth
+    return _longer(chip, work) * work.products / chip.flops + _NOT_HIDDEN[chip.matrix_unit] * moved
+  return max(_longer(chip, work) * work.products / chip.flops, moved)
+
+
+def _longer(chip: chips.Chip, work: Work) -> float:
+  """How many times as long as at the peak products take."""
+  return chip.products[_has_large_vmem(work)]
 
 
 def _elementwise(chip: chips.Chip, work: Work) -> float:
@@ -308,12 +304,14 @@ def _transfers(
     slower: Mapping[Sent, float],  # how many times as long as their bytes say
     room: float,
     behind: float | None,
+    ahead: float,
 ) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
   What two devices gather or reduce they permute, and permutations overlap with compute. A collective matmul's transfers
   are not among these. Activations, and what is sent outside of the pipeline, have `room` seconds of compute to overlap
-  with. Sums over slices have `behind` seconds of backward, if MaxText's own loop or a window computes it; others wait.
+  with. Sums over slices have `behind` seconds of backward, if MaxText's own loop or a window computes it; others wait. Of
+  gathers within a slice the compiler lets a share of `ahead` run beside compute without any flags.
   """
   rates = {
       "links": _links(its_slice, work.sizes, its_slice.links_of) * _link(chip),
@@ -330,8 +328,9 @@ def _transfers(
     within = max(sent - between - of_matmuls.get(what, 0.0), 0.0) * slower.get(what, 1.0)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
-      ahead = gathers and lane == "links" and chip.gathers_beside_compute
-      overlaps, takes = 1.0 if moves or work.on_sparsecores or ahead else exchanged, size / rates[lane]
+      overlaps, takes = 1.0 if moves or work.on_sparsecores else exchanged, size / rates[lane]
+      if gathers and lane == "links":
+        overlaps = max(overlaps, ahead)
       if what == Sent.OUTSIDE:
         overlaps = float(lane == "network")
       hidden = min(beside_compute * overlaps * takes, room if moves or what == Sent.OUTSIDE else takes)

@@ -91,6 +91,11 @@ class Layers:
     """Bytes of activations that forward's products read and write, for each token."""
     return sum(count * block.moved for block, count in self.blocks) / self.tokens
 
+  @property
+  def normalised(self) -> float:
+    """Values that norms divide and products compute, for each token."""
+    return sum(count * block.normalised for block, count in self.blocks) / self.tokens
+
   def kept_at_most(self, kind: Again) -> float:
     """Values that kernels, or products, compute and a policy may keep, for each token."""
     return sum(count * block.whole[kind] for block, count in self.blocks) / self.tokens

@@ -185,14 +185,15 @@ class Quantities:
     products = max(whole - outside - 6 * attention - times * of_experts.flops, 0) / 3
     again, attention_again, grouped_again = map(kept.share, (Kind.PRODUCT, Kind.ATTENTION, Kind.GROUPED))
     products, grouped = products * (3 + again), times * of_experts.flops / 3 * (3 + grouped_again)
-    # The largest weight of a layer is a matrix of the MLP, or of one expert.
-    width = config.moe_mlp_dim if config.num_experts > 1 and config.moe_mlp_dim else config.mlp_dim
     ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
     vmem_kib = derived.xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
     over_sequence = shards(ACTIVATION_AXES[1:2], config, mesh)
     beside = derived.dispatches_beside_compute(config)
     stops = bool(config.sparse_matmul and of_experts.sent) and not beside
-    between = (3 + kept.again[Again.BETWEEN]) * self._tokens * layers * self._token() / self._itemsize
+    passes = 3 + kept.again[Again.BETWEEN]
+    between = passes * self._tokens * layers * self._token() / self._itemsize
+    # A norm reads what it divides to add up its squares, reads it again, and writes it.
+    normalised = 3 * passes * self._tokens * layers_read.normalised / stages
     # Of what is kept, what kernels compute is copied, and in MaxText's own loop what products compute, too.
     kinds = (Again.KEPT_OF_KERNELS, *([Again.KEPT_OF_PRODUCTS] if self._own_loop else []))
     copied = sum(kept.again.get(kind, 0.0) * self._tokens * layers_read.kept_at_most(kind) / stages for kind in kinds)
@@ -204,15 +205,14 @@ class Quantities:
         moved=(3 + again) * (self._tokens * layers_read.moved + microbatches * layers_read.weights) / stages,
         grouped=grouped,
         outside=outside,
-        largest=2.0 * self._of_microbatch * (config.emb_dim * width / shards(("mlp",), config, mesh)),
+        logit_values=own_tokens * config.vocab_size,
         # Splash attention computes whole blocks on the diagonal. Devices that share a sequence have rows of both ends.
         attention=attention * (1 + min(config.sa_block_q / config.max_target_length * over_sequence, 1)),
         recomputed=attention_again,
         again=again,
-        elementwise=between + 4 * copied,  # each copy is read and written in forward, and again in backward
+        elementwise=between + normalised + 4 * copied,  # each copy is read and written in forward, and again in backward
         itemsize=self._itemsize,
         experts=of_experts.times(times),
-        stream=(3 + again) * layers * microbatches * sized.activations,
         dispatches_beside=bool(config.sparse_matmul) and beside,
         parts=rows_of_devices.parts(config),
         experts_devices=math.prod(

@@ -41,14 +41,13 @@ WORK = estimate.Work(
     moved=1e11,
     grouped=0.0,
     outside=2.6e13,
-    largest=4.8e11,
+    logit_values=1e9,
     attention=2.9e12,
     recomputed=1.0,
     again=1.0,
     elementwise=6.5e10,
     itemsize=2,
     experts=estimate.Experts(),
-    stream=8.6e9,
     experts_devices=1,
     vmem_kib=None,
     on_sparsecores=False,
@@ -137,22 +136,19 @@ def test_products_are_nearer_to_the_peak_with_more_vector_memory_and_attention_h
   assert peak < large["products"] < 1.02 * peak
 
 
-def test_a_large_product_takes_as_much_longer_as_measured_and_nothing_takes_less_than_the_smallest():
-  nothing, chip = dataclasses.replace(WORK, stream=0.0, products=1.0, vmem_kib=None), chips.CHIPS["v5p"]
-  longer = lambda flops: estimate._products(chip, dataclasses.replace(nothing, largest=flops), SCHEDULE) * chip.flops
-  small, large = estimate._FLOPS
-  assert longer(1e15) == longer(large) == pytest.approx(4.64 / 4.19, abs=0.001)
-  assert 158 / 150 - 0.005 < longer(1e9) == longer(small) < longer(math.sqrt(small * large)) < longer(large)
+@pytest.mark.parametrize("chip", chips.CHIPS.values(), ids=lambda chip: chip.name)
+def test_products_take_as_much_longer_as_the_compiler_says_or_as_long_as_memory_gives_them_arrays(chip):
+  takes = lambda **changes: estimate._products(chip, dataclasses.replace(WORK, moved=0.0, **changes))
+  small, large = chip.products
+  assert 1.0 <= large < small and takes() == pytest.approx(small * WORK.products / chip.flops)
+  assert takes(vmem_kib=98304) == pytest.approx(large * WORK.products / chip.flops)
+  of_few_rows = dataclasses.replace(WORK, moved=3 * takes() * chip.hbm_bandwidth)
+  assert estimate._products(chip, of_few_rows) == pytest.approx(3 * takes())
 
 
-def test_what_is_fused_into_products_takes_longest_in_maxtexts_own_loop_and_least_in_a_stage():
-  layers = dataclasses.replace(SCHEDULE, stages=1)
-  fused = [estimate._products(chips.CHIPS["v5p"], WORK, schedule) for schedule in (SCHEDULE, layers, OWN_LOOP)]
-  assert fused == sorted(set(fused))
-  nothing = dataclasses.replace(WORK, stream=0.0)
-  assert (
-      len({estimate._products(chips.CHIPS["v5p"], nothing, schedule) for schedule in (SCHEDULE, layers, OWN_LOOP)}) == 1
-  )
+def test_the_cross_entropy_reads_the_logits_twice_and_writes_their_gradient():
+  outside = lambda values: of(logit_values=values).parts["outside the layers"]
+  assert outside(2e9) - outside(1e9) == pytest.approx(3 * 1e9 * 4 / chips.CHIPS["v5p"].elementwise)
 
 
 def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do_not():

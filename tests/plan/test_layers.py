@@ -111,6 +111,28 @@ def test_layers_are_those_that_have_queries(model):
   assert queries == pytest.approx(cycles.layers(config) * config.num_query_heads * config.head_dim * 2)  # of bfloat16
 
 
+def heads(config):
+  return (config.num_query_heads + config.num_kv_heads) * config.head_dim
+
+
+@pytest.mark.parametrize(
+    "model, of_layer",
+    slow_but(
+        ("llama3-8b", "gemma2-9b"),
+        {
+            "llama3-8b": ("llama3-8b", lambda config: 0),  # its norms read the residual stream
+            "gemma2-9b": ("gemma2-9b", lambda config: 2 * config.emb_dim),  # behind attention and the MLP
+            "qwen3-8b": ("qwen3-8b", heads),
+            "gemma3-12b": ("gemma3-12b", lambda config: 2 * config.emb_dim + heads(config)),
+        },
+        spread=True,
+    ),
+)
+def test_norms_of_what_products_compute_are_found(model, of_layer):
+  config, found = read(model)
+  assert found.normalised == cycles.layers(config) * of_layer(config)
+
+
 @pytest.mark.parametrize(
     "model, of_kernel, of_product",
     [

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.plan import estimate
 from tests.docs.figures.results import (
+    fraction,
     percent,
     plan_errors,
     published,
@@ -42,9 +43,12 @@ def _published() -> Iterator[str]:
 
 
 def _estimates() -> Iterator[str]:
-  vmem = estimate._LARGE_VMEM_KIB // 1024
-  yield f"""With {vmem} MiB of scoped VMEM or more (`--xla_tpu_scoped_vmem_limit_kib` in `compile_xla_flags`) they
-      take the time at the peak"""
+  vmem, hidden, of = estimate._LARGE_VMEM_KIB // 1024, estimate._NOT_HIDDEN, chips.CHIPS
+  small, large = zip(*(of[name].products for name in ("v5e", "v5p", "v6e")), strict=True)
+  yield f"""They take {small[0]} times as long as at the peak on v5e, {small[1]} times on v5p and {small[2]} times on v6e.
+      With {vmem} MiB of scoped VMEM or more (`--xla_tpu_scoped_vmem_limit_kib` in `compile_xla_flags`) they take as long
+      as at the peak, on v6e {large[2]} times, and {fraction(hidden[128])} of the time in which their bytes move, on v6e
+      {percent(hidden[256])}"""
   errors = {row: found["step_s"] for row, found in plan_errors().items() if "step_s" in found}
   average = sum(map(abs, errors.values())) / len(errors) * 100
   yield f"""Over its rows estimates are {average:.1f} % off the projections on average, and {within(errors.values())} at
