@@ -14,10 +14,13 @@ Sources:
 - Clock: peak FLOPs divided by two per multiply-accumulate unit of the matrix units.
 - Results of products per cycle: the TPU compiler's cycles for 4096 × 128 × 14336, which contracts too little to fill the
   matrix units: 536 µs on v5e, 179 on v5p, 238 on v6e. v4 has the units of v5p, and TPU7x is taken to have those of v6e.
-- Products of layers, and what the TPU compiler fuses into them, by its cycles, over the time at the peak: 1.08 to 1.15 on
-  v5e (Qwen2.5 7B, Qwen3 4B), 1.19 to 1.29 on v5p (Llama 3 70B, Gemma 2 9B), 1.38 to 1.67 on v6e (Llama 3 8B, Mistral 7B,
-  Gemma 3 12B), with 2048 to 8192 rows and without XLA flags (`python -m benchmarks.compiler_figures`, `python -m
-  benchmarks.held_back`). v4 is taken to be like v5p, TPU7x like v6e.
+- Products of layers, with what the TPU compiler fuses into them, by its cycles, over the time at the peak. Without XLA
+  flags it is 1.08 to 1.15 on v5e (Qwen2.5 7B, Qwen3 4B), 1.19 to 1.29 on v5p (Llama 3 70B, Gemma 2 9B), 1.38 to 1.67 on
+  v6e (Llama 3 8B, Mistral 7B, Gemma 3 12B), with 2048 to 8192 rows. With 48 MiB of scoped VMEM it is 1.02 to 1.04 on v5e
+  and v5p (Llama 2 7B, Llama 3 70B), where their bytes take 0.07 to 0.16 times as long as products at the peak. On v6e it
+  is 1.2 to 1.37 (Llama 3 8B), the more the fewer rows there are, and their bytes take 0.3 to 0.5 times as long (`python
+  -m benchmarks.compiler_figures`, `benchmarks.policies`, `benchmarks.held_back`). v4 is taken to be like v5p, TPU7x like
+  v6e.
 - Operations value by value: the TPU compiler's cycles for x + 1 of 4096 × 14336 values, 713 µs on v5e, 239 on v5p and 355
   on v6e whether they have 32 bits or 16. v4 is taken to reach as large a share of HBM's rate as v5p, TPU7x as v6e.
 - Links, one direction of one link, and PCIe: "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus); TPU7x from
@@ -48,9 +51,11 @@ class Chip:
   cores: int  # that compute as one
   matrix_unit: int  # rows, and columns, of one
   results_per_cycle: float  # of products, at most
-  # How many times as long as at the peak products take, with what is fused into them: with the compiler's own limit of
-  # VMEM, and with 48 MiB or more, where their bytes take time, too (`plan/estimate.py`).
-  products: tuple[float, float]
+  # How many times as long as at the peak products of layers take, with what is fused into them: with the compiler's own
+  # limit of scoped VMEM, and with 48 MiB or more. Added then is this share of the time in which their bytes move.
+  over_peak: float
+  over_peak_with_vmem: float
+  bytes_not_hidden: float
   hbm_bytes: int  # memory in bytes
   hbm_bandwidth: float  # bytes per second between the device and that memory
   elementwise: float  # bytes per second that operations value by value read and write, as if all values had 32 bits
@@ -84,7 +89,9 @@ _CHIPS = (
         cores=2,
         matrix_unit=128,
         results_per_cycle=187,
-        products=(1.23, 1.0),
+        over_peak=1.23,
+        over_peak_with_vmem=1.0,
+        bytes_not_hidden=0.25,
         hbm_bytes=32 * _GIB,
         hbm_bandwidth=1228e9,
         elementwise=874e9,
@@ -103,7 +110,9 @@ _CHIPS = (
         cores=1,
         matrix_unit=128,
         results_per_cycle=73,
-        products=(1.11, 1.0),
+        over_peak=1.11,
+        over_peak_with_vmem=1.0,
+        bytes_not_hidden=0.25,
         hbm_bytes=round(15.75 * _GIB),
         hbm_bandwidth=819e9,
         elementwise=659e9,
@@ -123,7 +132,9 @@ _CHIPS = (
         cores=2,
         matrix_unit=128,
         results_per_cycle=187,
-        products=(1.23, 1.0),
+        over_peak=1.23,
+        over_peak_with_vmem=1.0,
+        bytes_not_hidden=0.25,
         hbm_bytes=95 * _GIB,
         hbm_bandwidth=2765e9,
         elementwise=1967e9,
@@ -142,7 +153,9 @@ _CHIPS = (
         cores=1,
         matrix_unit=256,
         results_per_cycle=141,
-        products=(1.5, 1.13),
+        over_peak=1.5,
+        over_peak_with_vmem=1.13,
+        bytes_not_hidden=0.4,
         hbm_bytes=round(31.24 * _GIB),
         hbm_bandwidth=1638e9,
         elementwise=1324e9,
@@ -162,7 +175,9 @@ _CHIPS = (
         cores=1,
         matrix_unit=256,
         results_per_cycle=141,
-        products=(1.5, 1.13),
+        over_peak=1.5,
+        over_peak_with_vmem=1.13,
+        bytes_not_hidden=0.4,
         hbm_bytes=96 * _GIB,
         hbm_bandwidth=7380e9 / 2,
         elementwise=2983e9,

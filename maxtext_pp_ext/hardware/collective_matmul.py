@@ -19,10 +19,11 @@ _AT_ONCE = 2  # shards, one from each side
 # What the sums of gradients take as they pass each device, in HBM round trips of the gradient: where VMEM holds the
 # activations, 2048 × 4096 × 14336 over 32 devices of v6e takes 0.6 ms longer than the product, and a round trip 0.14.
 _SUM_ROUND_TRIPS = 4
-# Nothing is fused into the loop's products, so what they compute is written, and read once more: in Mistral 7B on v6e-8
-# forward does so once, backward once, and copies activations for the weight's gradient (`benchmarks.held_back --hlo …`).
-_PASSES = 4
-_WIDE = 4  # bytes that a value counts for: see `hardware/chips.py`
+# Nothing is fused into the loops' products. Activation functions and their derivatives, and copies for the gradients of
+# weights, read or write the activations of the side that is not sharded this many times for each weight. In Mistral 7B on
+# v6e-8 they take 56 ms, as long as 10 times those of the MLP, which has three weights (`benchmarks.held_back --hlo …`).
+_PASSES = 10 / 3
+_BYTES_OF_VALUE = 4  # see `hardware/chips.py`
 # The loop's products hide its permutations. Two things prevent it:
 # - On v5e permutations round more devices than 16 are not asynchronous: those of qwen2.5-7b and llama2-7b over 32 (4 × 8)
 #   are not, those of qwen3-1.7b over 8 and of qwen3-4b and gemma2-2b over 16 are.
@@ -58,35 +59,36 @@ class CollectiveMatmul:
     """Bytes that a device sends to gather them once, or to reduce their gradients."""
     return self.count * self.itemsize * (1 - 1 / self.devices)
 
-  def seconds(self, chip: Chip, vmem: float, memory: float = 0.0) -> tuple[float, float, float]:
-    """(by how much products take longer than at the peak, transfers for which they wait, those beside them), in seconds.
+  def seconds(self, chip: Chip, vmem: float, over_peak: float, memory: float = 0.0) -> tuple[float, float, float]:
+    """(by how much products take longer than without loops, transfers that they wait for, those beside them), in seconds.
 
     Args:
       chip: of the devices.
       vmem: bytes of VMEM that are left to arrays.
+      over_peak: how many times as long as at the peak products take without loops.
       memory: bytes that the step needs at most.
     """
-    products, layers = 2 * self.tokens * self.count / chip.flops, self.count / (self.along * self.others)
+    products = over_peak * 2 * self.tokens * self.count / chip.flops
+    layers = self.count / (self.along * self.others)
     alone = self.devices > _MOST_ASYNCHRONOUS.get(chip.name, self.devices) or memory > _SHORT_OF_MEMORY * chip.hbm_bytes
     # In both directions at a time, unless nothing runs beside. The way back has the links of the other direction.
     rounds = layers * (self.devices - 1) / (1 if alone else _AT_ONCE)
     travels = self.sent / (chip.link * LINK_EFFICIENCY) + rounds * self.hops * HOP_SECONDS
     loops = list(self._loops(chip, products, vmem))
     waits = sum(travels if alone else max(travels - each, 0.0) for each in loops)
-    apart = _PASSES * self._wide * _WIDE / chip.elementwise
+    apart = _PASSES * _BYTES_OF_VALUE * self._activations / chip.elementwise
     return sum(loops) - len(loops) * products + apart, waits, len(loops) * travels - waits
 
   @property
-  def _wide(self) -> float:
-    """Elements of the activations on the side that is not sharded, of all layers."""
+  def _activations(self) -> float:
+    """Elements of those on the side that is not sharded, of all layers."""
     return self.tokens * self.count / self.along
 
   def _loops(self, chip: Chip, products: float, vmem: float) -> Iterator[float]:
     """Yields the seconds of the loops of forward, of its input's gradient, and of the weight's."""
     steps = self.devices / _AT_ONCE
-    wide = self._wide
     in_vmem = self.itemsize * self.tokens * (self.others + self.along) <= vmem
-    read = 0.0 if in_vmem else steps * wide * self.itemsize / chip.hbm_bandwidth
-    yield max(products, steps * wide / (chip.results_per_cycle * chip.clock)) + read  # adds to all
+    read = 0.0 if in_vmem else steps * self._activations * self.itemsize / chip.hbm_bandwidth
+    yield max(products, steps * self._activations / (chip.results_per_cycle * chip.clock)) + read  # adds to all
     yield products + read
     yield products + max(read, 2 * _SUM_ROUND_TRIPS * self.count * self.itemsize / chip.hbm_bandwidth)

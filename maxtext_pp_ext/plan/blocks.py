@@ -152,19 +152,20 @@ def _between(forward: Iterable[Operation], x: Array) -> dict[Array, float]:
 
 
 def _normalised(operation: Operation) -> float:
-  """The number of values that an operation adds up along their last dimension as a product computed them.
+  """The number of values that an operation adds up along their last dimension, if a product computed them.
 
-  So do norms of queries and keys, and norms behind attention or an MLP. Norms of the residual stream read a sum.
+  These are norms of queries and keys, and norms behind attention or an MLP, unless a bias or RoPE comes before them. A
+  router's softmax is among them. Norms of the residual stream, which is a sum, are not.
   """
-  if operation.kind is not Kind.OTHER or len(operation.operands) != 1:
+  if operation.kind is not Kind.OTHER or len(set(operation.operands)) != 1:
     return 0.0
-  (array,), (result, *_) = operation.operands, operation.results
+  array, result = operation.operands[0], operation.results[0]
   is_sum = len(array.shape) > 2 and result.shape == array.shape[:-1]
   return array.bytes / array.itemsize if is_sum and _kind_of_maker(array) is Kind.PRODUCT else 0.0
 
 
 def _kind_of_maker(array: Array) -> Kind | None:
   """What computes an array, but for operations on it alone, such as casts; None of an input."""
-  while array.maker and array.maker.kind is Kind.OTHER and len(array.maker.operands) == 1:
-    (array,) = array.maker.operands
+  while array.maker and array.maker.kind is Kind.OTHER and len(set(array.maker.operands)) == 1:
+    array = array.maker.operands[0]
   return None if array.maker is None else array.maker.kind

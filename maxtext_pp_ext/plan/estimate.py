@@ -19,14 +19,12 @@ from maxtext_pp_ext.hardware.torus import Slice
 from maxtext_pp_ext.plan.costs import Costs, gathers, OwnLoop, reductions, Sent, Sizes
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
-# With 48 MiB of scoped VMEM or more a product reads and writes each array once. Of the time in which these bytes move,
-# compute does not hide this share, on chips with matrix units of so many columns. On v5e and v5p products of Llama 2 7B
-# and Llama 3 70B take 1.02 to 1.04 times as long as at the peak, and their bytes 0.07 to 0.16 times. On v6e those of
-# Llama 3 8B take 1.2 to 1.37 times as long, the longer the fewer rows a microbatch has, and their bytes 0.3 to 0.5 times
-# (`python -m benchmarks.policies`, `python -m benchmarks.held_back --model llama2-7b`).
-_LARGE_VMEM_KIB = 49152
-_NOT_HIDDEN = {128: 0.25, 256: 0.4}
-# The cross-entropy reads the logits, backward reads them again and writes their gradient.
+_LARGE_VMEM_KIB = 49152  # of scoped VMEM, with which products have large tiles (`hardware/chips.py`)
+# The logits' three products take longer than at the peak, too: 8192 × 5120 × 202048 in Llama 4 Scout on v5p takes 43, 41
+# and 45 ms, 37 at the peak. With 48 MiB of scoped VMEM they do not.
+_LOGITS = 1.17
+# The cross-entropy reads the logits. Backward reads them again and writes their gradient, or computes it in both products
+# that read it.
 _PASSES_OF_LOGITS = 3
 # The product that computes a gradient adds it to the float32 sum. In Llama 3 70B on v5p it takes 6.1 ms instead of 4.7,
 # as long as four HBM round trips of the sum: its tiles leave less VMEM to the operands, and nothing hides what is read
@@ -176,7 +174,8 @@ def estimate(
   dispatch = _dispatch(chip, its_slice, work) * with_bubbles
   hidden = dispatch * (_HIDDEN if work.parts == 1 else _HIDDEN_OF_PARTS) if work.dispatches_beside else 0.0
   vmem = max(chip.vmem_bytes - 1024 * (work.vmem_kib or 0), 0)
-  matmuls = (each.seconds(chip, vmem, costs.peak) for each in work.sizes.collective_matmuls)
+  over_peak = _over_peak(chip, work)
+  matmuls = (each.seconds(chip, vmem, over_peak, costs.peak) for each in work.sizes.collective_matmuls)
   longer, waiting, within = np.sum([(0.0,) * 3, *matmuls], 0)
   layers = {
       "products": _products(chip, work) * with_bubbles + longer,
@@ -206,7 +205,7 @@ def estimate(
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   # Weights and moments are taken to have 32 bits.
   others = {
-      "outside the layers": _longer(chip, work) * work.outside / chip.flops
+      "outside the layers": (1.0 if _has_large_vmem(work) else _LOGITS) * work.outside / chip.flops
       + _moved(chip, _PASSES_OF_LOGITS * work.logit_values),
       OPTIMIZER: state / chip.elementwise,
       "transfers": sum(waits.values()) + waiting + _within_layers(chip, its_slice, work, costs, schedule),
@@ -275,15 +274,12 @@ def _moved(chip: chips.Chip, values: float) -> float:
 
 def _products(chip: chips.Chip, work: Work) -> float:
   """Seconds of the products in the layers, and of what the compiler fuses into them."""
-  moved = work.moved / chip.hbm_bandwidth
-  if _has_large_vmem(work):
-    return _longer(chip, work) * work.products / chip.flops + _NOT_HIDDEN[chip.matrix_unit] * moved
-  return max(_longer(chip, work) * work.products / chip.flops, moved)
+  takes, moved = _over_peak(chip, work) * work.products / chip.flops, work.moved / chip.hbm_bandwidth
+  return takes + chip.bytes_not_hidden * moved if _has_large_vmem(work) else max(takes, moved)
 
 
-def _longer(chip: chips.Chip, work: Work) -> float:
-  """How many times as long as at the peak products take."""
-  return chip.products[_has_large_vmem(work)]
+def _over_peak(chip: chips.Chip, work: Work) -> float:
+  return chip.over_peak_with_vmem if _has_large_vmem(work) else chip.over_peak
 
 
 def _elementwise(chip: chips.Chip, work: Work) -> float:

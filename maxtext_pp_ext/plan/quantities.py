@@ -192,7 +192,7 @@ class Quantities:
     stops = bool(config.sparse_matmul and of_experts.sent) and not beside
     passes = 3 + kept.again[Again.BETWEEN]
     between = passes * self._tokens * layers * self._token() / self._itemsize
-    # A norm reads what it divides to add up its squares, reads it again, and writes it.
+    # A norm reads what it divides to add up its squares, reads it again, and writes it; backward is taken as twice that.
     normalised = 3 * passes * self._tokens * layers_read.normalised / stages
     # Of what is kept, what kernels compute is copied, and in MaxText's own loop what products compute, too.
     kinds = (Again.KEPT_OF_KERNELS, *([Again.KEPT_OF_PRODUCTS] if self._own_loop else []))

@@ -45,14 +45,14 @@ for case in sys.argv[1:]:
   program = jax.jit(jnp.matmul, out_shardings=rows).lower(*given).compile(compiler_options=options).as_text()
   print(case, "windowed_dot_general" in program)
 """
-# A chip whose rates are round: 1 TFLOP/s, 1 G results/s, 100 GB/s of memory and value by value, links of 10 GB/s.
+# A chip whose rates are round: 1 TFLOP/s, 1 G results/s, 100 GB/s of memory, 200 value by value, links of 10 GB/s.
 CHIP = dataclasses.replace(
     chips.CHIPS["v6e"],
     flops=1e12,
     clock=1e9,
     results_per_cycle=1.0,
     hbm_bandwidth=1e11,
-    elementwise=1e11,
+    elementwise=2e11,
     link=1e10 / chips.LINK_EFFICIENCY,
 )
 # Ten layers: 1000 × 1000 each, over 10 devices, for 100 tokens.
@@ -61,7 +61,7 @@ PRODUCT = 2 * 100 * 1e7 / 1e12
 RESULTS = 5 * 100 * 1e4 / 1e9  # five steps, each for all results of all layers
 READ = 2 * RESULTS * 1e9 / 1e11
 SUMS = 8 * 2e7 / 1e11
-APART = 4 * 4 * 100 * 1e4 / 1e11  # results, each of 4 bytes, written or read four times outside of the loops
+APART = 10 / 3 * 4 * 100 * 1e4 / 2e11  # results, each of 4 bytes, are written or read outside of the loops
 TRAVELS = 2e7 * 0.9 / 1e10
 
 
@@ -80,24 +80,26 @@ def test_the_compiler_makes_one_where_the_rule_says_so():
 
 # Forward or its input's gradient adds to all results, the other and the weight's gradient read all of an activation.
 @pytest.mark.parametrize(
-    "vmem, longer",
+    "vmem, over_peak, longer",
     [
-        (399_999, RESULTS + READ - PRODUCT + READ + max(READ, SUMS) + APART),
-        (400_000, RESULTS - PRODUCT + SUMS + APART),  # input and output of one layer fit
+        (399_999, 1.0, RESULTS + READ - PRODUCT + READ + max(READ, SUMS) + APART),
+        (400_000, 1.0, RESULTS - PRODUCT + SUMS + APART),  # input and output of one layer fit
+        (400_000, 1.5, RESULTS - 1.5 * PRODUCT + SUMS + APART),
+        (400_000, 2 * RESULTS / PRODUCT, SUMS + APART),  # products take longer than to add to all results
     ],
 )
-def test_products_take_longer(vmem, longer):
-  assert EACH.seconds(CHIP, vmem)[0] == pytest.approx(longer)
+def test_products_take_longer(vmem, over_peak, longer):
+  assert EACH.seconds(CHIP, vmem, over_peak)[0] == pytest.approx(longer)
 
 
 def test_products_wait_for_shards_that_travel_longer_than_they_compute():
   each = dataclasses.replace(EACH, hops=3)
   travels = TRAVELS + 10 * 9 / 2 * 3 * chips.HOP_SECONDS
-  _, waits, beside = each.seconds(CHIP, 400_000)
+  _, waits, beside = each.seconds(CHIP, 400_000, 1.0)
   assert waits == pytest.approx(sum(max(travels - takes, 0.0) for takes in (RESULTS, PRODUCT, PRODUCT + SUMS)))
   assert waits + beside == pytest.approx(3 * travels)
   slow_link = dataclasses.replace(CHIP, link=CHIP.link / 10)
-  assert each.seconds(slow_link, 400_000)[1] > 9 * TRAVELS
+  assert each.seconds(slow_link, 400_000, 1.0)[1] > 9 * TRAVELS
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,6 @@ def test_nothing_computes_beside_permutations_of_many_devices_of_v5e_and_where_m
 ):
   of = chips.CHIPS[chip]
   sent = 2e7 * (1 - 1 / devices) / (of.link * chips.LINK_EFFICIENCY)
-  _, waits, beside = dataclasses.replace(EACH, devices=devices).seconds(of, 1e9, memory * of.hbm_bytes)
+  _, waits, beside = dataclasses.replace(EACH, devices=devices).seconds(of, 1e9, 1.0, memory * of.hbm_bytes)
   assert waits + beside == pytest.approx(3 * sent)
   assert (beside == 0.0) == alone

@@ -138,12 +138,13 @@ def test_products_are_nearer_to_the_peak_with_more_vector_memory_and_attention_h
 
 @pytest.mark.parametrize("chip", chips.CHIPS.values(), ids=lambda chip: chip.name)
 def test_products_take_as_much_longer_as_the_compiler_says_or_as_long_as_memory_gives_them_arrays(chip):
-  takes = lambda **changes: estimate._products(chip, dataclasses.replace(WORK, moved=0.0, **changes))
-  small, large = chip.products
-  assert 1.0 <= large < small and takes() == pytest.approx(small * WORK.products / chip.flops)
-  assert takes(vmem_kib=98304) == pytest.approx(large * WORK.products / chip.flops)
-  of_few_rows = dataclasses.replace(WORK, moved=3 * takes() * chip.hbm_bandwidth)
-  assert estimate._products(chip, of_few_rows) == pytest.approx(3 * takes())
+  takes = lambda moved=0.0, **changes: estimate._products(chip, dataclasses.replace(WORK, moved=moved, **changes))
+  peak = WORK.products / chip.flops
+  assert 1.0 <= chip.over_peak_with_vmem < chip.over_peak and takes() == pytest.approx(chip.over_peak * peak)
+  assert takes(vmem_kib=98304) == pytest.approx(chip.over_peak_with_vmem * peak)
+  assert takes(3 * takes() * chip.hbm_bandwidth) == pytest.approx(3 * takes())  # of few rows
+  more = takes(chip.hbm_bandwidth, vmem_kib=98304) - takes(vmem_kib=98304)
+  assert more == pytest.approx({128: 0.25, 256: 0.4}[chip.matrix_unit])
 
 
 def test_the_cross_entropy_reads_the_logits_twice_and_writes_their_gradient():
@@ -232,6 +233,17 @@ def test_maxtexts_own_loop_gathers_beside_compute_on_v5e_within_a_slice():
   sizes = dataclasses.replace(SIZES, between_slices=(10**8, 0, 0))
   over_slices = of("v5e", **none, sizes=sizes)
   assert over_slices.beside["network"] == 0 < over_slices.parts["transfers"]
+
+
+@pytest.mark.parametrize(
+    "loop, share, name",
+    [({"schedule": OWN_LOOP, "gather_policy": None}, 0.35, "_AHEAD_IN_OWN_LOOP"), ({}, 0.8, "_AHEAD")],
+)
+def test_compute_hides_a_share_of_the_gathers_on_v5e(loop, share, name, monkeypatch):
+  hidden = lambda: of("v5e", **loop).beside["links"]
+  before = hidden()
+  monkeypatch.setattr(estimate, name, 1.0)
+  assert before == pytest.approx(share * hidden())
 
 
 def test_what_two_devices_gather_they_exchange_beside_compute_but_not_over_the_network():
@@ -342,7 +354,7 @@ def test_what_travels_within_products_does_not_travel_beside_them():
 
   sizes = dataclasses.replace(SIZES, groups=((1.0, 32),), sent_to_gather_again=SIZES.sent_to_gather)
   within, beside = of_sizes(dataclasses.replace(sizes, collective_matmuls=(each,))), of_sizes(sizes)
-  longer, waits, hidden = each.seconds(chip, chip.vmem_bytes)
+  longer, waits, hidden = each.seconds(chip, chip.vmem_bytes, chip.over_peak)
   assert within.parts["products"] - beside.parts["products"] == pytest.approx(longer) and longer > 0
   # Of gathers two, and of reductions one; what backward computes again is gathered as before.
   rate = estimate._links(its_slice, sizes, its_slice.links_of) * estimate._link(chip)
@@ -352,5 +364,5 @@ def test_what_travels_within_products_does_not_travel_beside_them():
   # What a flag gives to products is not left to arrays, nor is less than nothing.
   all_to_products = of_sizes(dataclasses.replace(sizes, collective_matmuls=(each,)), flag=1 << 20)
   assert all_to_products.parts["products"] - of_sizes(sizes, flag=1 << 20).parts["products"] == pytest.approx(
-      each.seconds(chip, 0.0)[0]
+      each.seconds(chip, 0.0, chip.over_peak_with_vmem)[0]
   )

@@ -170,6 +170,7 @@ def test_layers_on_a_number_of_devices_follow_from_those_on_fewer_and_on_more(mo
   found = experts.between(configs[own], {each: read_[each] for each in (fewer, more)})
   # On one device nothing is sent, and so less is read and written around it. Exchanges are dispatches and combinations.
   inexact = {Again.BETWEEN, Kind.EXCHANGE}
+  assert found.normalised == pytest.approx(read_[own].normalised, rel=1e-3)
   exact = lambda again: {kind: share for kind, share in again.items() if kind not in inexact}
   for keys in POLICIES:
     places = loss.places(with_tensors(configs[own], keys))

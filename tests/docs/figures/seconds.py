@@ -43,16 +43,20 @@ def _published() -> Iterator[str]:
 
 
 def _estimates() -> Iterator[str]:
-  vmem, hidden, of = estimate._LARGE_VMEM_KIB // 1024, estimate._NOT_HIDDEN, chips.CHIPS
-  small, large = zip(*(of[name].products for name in ("v5e", "v5p", "v6e")), strict=True)
-  yield f"""They take {small[0]} times as long as at the peak on v5e, {small[1]} times on v5p and {small[2]} times on v6e.
-      With {vmem} MiB of scoped VMEM or more (`--xla_tpu_scoped_vmem_limit_kib` in `compile_xla_flags`) they take as long
-      as at the peak, on v6e {large[2]} times, and {fraction(hidden[128])} of the time in which their bytes move, on v6e
-      {percent(hidden[256])}"""
+  vmem = estimate._LARGE_VMEM_KIB // 1024
+  v5e, v5p, v6e = (chips.CHIPS[name] for name in ("v5e", "v5p", "v6e"))
+  yield f"""They take {v5e.over_peak} times as long as at the peak on v5e, {v5p.over_peak} times on v5p and
+      {v6e.over_peak} times on v6e, and no less than their bytes. With {vmem} MiB of scoped VMEM or more
+      (`--xla_tpu_scoped_vmem_limit_kib` in `compile_xla_flags`) they take as long as at the peak, on v6e
+      {v6e.over_peak_with_vmem} times, and {fraction(v5p.bytes_not_hidden)} of the time of their bytes is added, on v6e
+      {percent(v6e.bytes_not_hidden)}"""
+  assert v5e.over_peak_with_vmem == v5p.over_peak_with_vmem == 1.0 and v5e.bytes_not_hidden == v5p.bytes_not_hidden
+  yield f"""of gathers within a slice of v5e {percent(estimate._AHEAD)}, in MaxText's own loop
+      {percent(estimate._AHEAD_IN_OWN_LOOP)}"""
   errors = {row: found["step_s"] for row, found in plan_errors().items() if "step_s" in found}
   average = sum(map(abs, errors.values())) / len(errors) * 100
-  yield f"""Over its rows estimates are {average:.1f} % off the projections on average, and {within(errors.values())} at
-      most."""
+  yield f"""Over the former's rows estimates are {average:.1f} % off the projections on average, and
+      {within(errors.values())} at most."""
   tie = percent(test_against_compiler.TIE)
   yield f"""Where projections of one shape with the same flags differ by more than {tie}, the estimates have the same
       order, or differ by less than {tie}"""
