@@ -75,6 +75,10 @@ class Chip:
     """Bytes per second it can send to others of its slice, over all links."""
     return self.links * self.link
 
+  def moves(self, values: float) -> float:
+    """Seconds in which it reads, or writes, so many values one by one, whatever their dtype."""
+    return 4 * values / self.elementwise
+
   def with_network(self, rate: float) -> "Chip":
     """The same, but it can send so many bytes per second to other slices."""
     return dataclasses.replace(self, network=rate, network_measured=None)

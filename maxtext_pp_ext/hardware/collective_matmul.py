@@ -23,7 +23,6 @@ _SUM_ROUND_TRIPS = 4
 # weights, read or write the activations of the side that is not sharded this many times for each weight. In Mistral 7B on
 # v6e-8 they take 56 ms, as long as 10 times those of the MLP, which has three weights (`benchmarks.held_back --hlo …`).
 _PASSES = 10 / 3
-_BYTES_OF_VALUE = 4  # see `hardware/chips.py`
 # The loop's products hide its permutations. Two things prevent it:
 # - On v5e permutations round more devices than 16 are not asynchronous: those of qwen2.5-7b and llama2-7b over 32 (4 × 8)
 #   are not, those of qwen3-1.7b over 8 and of qwen3-4b and gemma2-2b over 16 are.
@@ -76,7 +75,7 @@ class CollectiveMatmul:
     travels = self.sent / (chip.link * LINK_EFFICIENCY) + rounds * self.hops * HOP_SECONDS
     loops = list(self._loops(chip, products, vmem))
     waits = sum(travels if alone else max(travels - each, 0.0) for each in loops)
-    apart = _PASSES * _BYTES_OF_VALUE * self._activations / chip.elementwise
+    apart = chip.moves(_PASSES * self._activations)
     return sum(loops) - len(loops) * products + apart, waits, len(loops) * travels - waits
 
   @property

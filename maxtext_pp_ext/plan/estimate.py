@@ -62,7 +62,6 @@ _WHILE_FETCHED = 1 / 3
 # to 23 % of theirs (Qwen2.5 7B, Llama 2 7B, Qwen3 4B), and MaxText's own loop, which gathers a layer's weights when it
 # begins with the layer, for 65 % (Qwen2.5 14B; `python -m benchmarks.held_back`).
 _AHEAD, _AHEAD_IN_OWN_LOOP = 0.8, 0.35
-_WIDE = 4  # bytes that a value between products counts for, whatever its dtype: see `hardware/chips.py`
 # Bytes of zeros that a core fills in a cycle, by the compiler's estimate: 23.4 cycles for each tile of 2 × 128 values of
 # 16 bits. A ragged exchange has its buffers in such tiles. DeepSeek2 16B and Mixtral 8x7B on v5p: 10.5 ms for 805 MB, 3.5
 # ms for 268. On v6e it is 21.4 cycles, on v5e 23.6 (gpt-oss-20b's buffers).
@@ -206,7 +205,7 @@ def estimate(
   # Weights and moments are taken to have 32 bits.
   others = {
       "outside the layers": (1.0 if _has_large_vmem(work) else _LOGITS) * work.outside / chip.flops
-      + _moved(chip, _PASSES_OF_LOGITS * work.logit_values),
+      + chip.moves(_PASSES_OF_LOGITS * work.logit_values),
       OPTIMIZER: state / chip.elementwise,
       "transfers": sum(waits.values()) + waiting + _within_layers(chip, its_slice, work, costs, schedule),
   }
@@ -257,19 +256,14 @@ def _copied(chip: chips.Chip, work: Work, schedule: CircularSchedule, gather_pol
   if schedule.microbatches > 1 and gather_policy.keeps_gathered:
     copied += 2 * (gathered - 1) * sizes.gathered if gather_policy.prefetches else 0
     values += reduced * sizes.values
-  return copied / chip.hbm_bandwidth + _moved(chip, 2 * values)
+  return copied / chip.hbm_bandwidth + chip.moves(2 * values)
 
 
 def _ring(chip: chips.Chip, work: Work, schedule: CircularSchedule) -> float:
   """Seconds in which activations are put to where stages read them."""
   if schedule.stages == schedule.microbatches == 1:
     return 0.0
-  return _moved(chip, _PASSES_OF_RING * schedule.iterations * work.sizes.activations / work.itemsize)
-
-
-def _moved(chip: chips.Chip, values: float) -> float:
-  """Seconds in which values are read, or written, one by one."""
-  return _WIDE * values / chip.elementwise
+  return chip.moves(_PASSES_OF_RING * schedule.iterations * work.sizes.activations / work.itemsize)
 
 
 def _products(chip: chips.Chip, work: Work) -> float:
@@ -284,7 +278,7 @@ def _over_peak(chip: chips.Chip, work: Work) -> float:
 
 def _elementwise(chip: chips.Chip, work: Work) -> float:
   """Seconds of what is between products and kernels."""
-  moved = _moved(chip, work.elementwise) + work.experts.moved / chip.hbm_bandwidth
+  moved = chip.moves(work.elementwise) + work.experts.moved / chip.hbm_bandwidth
   return moved + work.experts.filled / (chip.cores * chip.clock * _FILLED_PER_CYCLE)
 
 
