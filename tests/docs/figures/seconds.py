@@ -46,7 +46,7 @@ def _estimates() -> Iterator[str]:
   vmem = estimate._LARGE_VMEM_KIB // 1024
   v5e, v5p, v6e = (chips.CHIPS[name] for name in ("v5e", "v5p", "v6e"))
   yield f"""They take {v5e.over_peak} times as long as at the peak on v5e, {v5p.over_peak} times on v5p and
-      {v6e.over_peak} times on v6e, and no less than their bytes. With {vmem} MiB of scoped VMEM or more
+      {v6e.over_peak} times on v6e, and at least what their bytes take. With {vmem} MiB of scoped VMEM or more
       (`--xla_tpu_scoped_vmem_limit_kib` in `compile_xla_flags`) they take as long as at the peak, on v6e
       {v6e.over_peak_with_vmem} times, and {fraction(v5p.bytes_not_hidden)} of the time of their bytes is added, on v6e
       {percent(v6e.bytes_not_hidden)}"""
